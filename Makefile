@@ -1,0 +1,47 @@
+# make run | test | test-full | lint | clean. Each target sets up .venv by itself when it is missing or older than requirements*.txt.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+
+DIGITS := shards/digits
+RUN    := digits-$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: run test test-full test-long lint clean
+
+# Digits (examples/digits.zip) from pictures to an evaluated model, on 2 CPU processes: about a minute.
+run: $(STAMP)
+	$(PY) scripts/make_shards.py examples/digits.zip $(DIGITS) --split train=0.8,val=0.2 --shard-size 200
+	$(PY) run.py --data $(DIGITS)/train --val-data $(DIGITS)/val -c recipes/digits.yaml \
+	    --device cpu --nproc-per-node 2 --name $(RUN)
+	$(PY) run.py --evaluate --val-data $(DIGITS)/val --resume runs/$(RUN)/checkpoints/best.pt --device cpu --nproc-per-node 2
+	@echo
+	@echo "shards:      $(DIGITS)/train  $(DIGITS)/val"
+	@echo "run:         runs/$(RUN)  (metrics.jsonl, log.txt, TensorBoard events)"
+	@echo "best model:  runs/$(RUN)/checkpoints/best.pt"
+
+test: $(STAMP)
+	$(PY) -m pytest -m "not full"
+
+test-full: $(STAMP)
+	$(PY) -m pytest
+
+# What test-full has beyond test. pytest exits with 5 where no test has the mark.
+test-long: $(STAMP)
+	$(PY) -m pytest -m full || test $$? -eq 5
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m mypy .
+
+# Shards and runs stay: they may be yours.
+clean:
+	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last: an interrupted install is done again.
+$(STAMP): requirements.txt requirements-dev.txt
+	test -x $(PY) || $(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install -r requirements.txt -r requirements-dev.txt
+	touch $@
