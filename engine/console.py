@@ -1,0 +1,125 @@
+"""What a person sees while it trains: a bar on a terminal, plain lines anywhere else.
+
+in: the numbers of a log interval, an epoch or an evaluation  ->  out: text on the terminal, and the same in log.txt
+Invariant: only the process that is `enabled` (rank 0) prints.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration as 0:07, 12:34, 1:02:03 or 3d 04:05:06."""
+    whole = max(0, round(seconds))
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}:{minute:02}:{second:02}"
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def format_share(share: float) -> str:
+    """A fraction in 0..1 as a percentage."""
+    return f"{100 * share:.1f}%"
+
+
+class Console:
+    """The view of one run of `total` samples over `epochs` epochs, from position `start` on.
+
+    `write_text` takes each line for log.txt. `terminal`: None asks stderr.
+    """
+
+    def __init__(
+        self,
+        *,
+        total: int,
+        epochs: int,
+        start: int = 0,
+        enabled: bool = True,
+        write_text: Callable[[str], None] | None = None,
+        terminal: bool | None = None,
+    ) -> None:
+        self.total = total
+        self.epochs = epochs
+        self.enabled = enabled
+        self._write_text = write_text
+        self._bar: Any = None
+        if enabled and (sys.stderr.isatty() if terminal is None else terminal):
+            from tqdm import tqdm
+
+            tqdm.monitor_interval = 0  # no thread of tqdm's in a process that forks loader workers
+            self._bar = tqdm(total=total, initial=start, unit=" samples", unit_scale=True, dynamic_ncols=True)
+
+    def line(self, text: str) -> None:
+        """Print a line (above the bar, if there is one) and log it."""
+        if not self.enabled:
+            return
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stdout)
+        else:
+            print(text, flush=True)
+        self._log(text)
+
+    def advance(self, samples_seen: int) -> None:
+        """Move the bar; cheap enough for every step."""
+        if self._bar is not None:
+            self._bar.update(min(samples_seen, self.total) - self._bar.n)
+
+    def train(
+        self,
+        *,
+        epoch: int,
+        step: int,
+        samples_seen: int,
+        loss: float,
+        top1: float,
+        samples_per_second: float,
+        data_wait: float,
+    ) -> None:
+        """Show a log interval: `epoch` counted from 0, top1 and data_wait are shares."""
+        if not self.enabled:
+            return
+        left = max(0, self.total - samples_seen)
+        eta = format_seconds(left / samples_per_second) if samples_per_second > 0 else "?"
+        where = f"epoch {min(epoch + 1, self.epochs)}/{self.epochs}"
+        numbers = f"loss {loss:.4f}, top-1 {format_share(top1)}, {samples_per_second:,.0f} samples/s"
+        waiting = f"waiting for data {format_share(data_wait)}"
+        text = f"{where}, step {step}: {numbers}, {waiting}, ETA {eta}"
+        if self._bar is None:
+            self.line(text)
+            return
+        self.advance(samples_seen)
+        self._bar.set_description(where, refresh=False)
+        self._bar.set_postfix_str(f"loss {loss:.4f}, top-1 {format_share(top1)}, {waiting}, ETA {eta}")
+        self._log(text)
+
+    def epoch(
+        self, *, epoch: int, samples: int, bad_samples: int, loss: float, top1: float, seconds: float, data_wait: float
+    ) -> None:
+        """Show the sums of an epoch, counted from 0."""
+        bad = f", {bad_samples:,} bad" if bad_samples else ""
+        self.line(
+            f"epoch {epoch + 1}/{self.epochs} done: loss {loss:.4f}, top-1 {format_share(top1)},"
+            f" {samples:,} samples{bad} in {format_seconds(seconds)}, waiting for data {format_share(data_wait)}"
+        )
+
+    def eval(self, *, epoch: int, num_samples: int, loss: float, top1: float, top5: float, correct: int) -> None:
+        """Show an evaluation."""
+        self.line(
+            f"epoch {epoch + 1}/{self.epochs} evaluation: top-1 {format_share(top1)} ({correct:,} of {num_samples:,}),"
+            f" top-5 {format_share(top5)}, loss {loss:.4f}"
+        )
+
+    def close(self) -> None:
+        """Leave the bar as it stands; safe to call twice."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _log(self, text: str) -> None:
+        if self._write_text is not None:
+            self._write_text(text)
