@@ -1,0 +1,100 @@
+"""Which class a sample belongs to.
+
+in: the fields of a sample and a label source ("cls", "txt", "json:a.b")  ->  out: class index in [0, num_classes)
+Invariant: a stored integer is always an index, a stored word always a name; what is neither, or outside the classes, is a
+`DataError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .decoders import Buffer, decode_json, decode_text, parse_integer
+from .errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMap:
+    """The classes, and how to find a sample's. `remap`: stored integer -> class, where the shards count in another order."""
+
+    source: str
+    num_classes: int
+    names: tuple[str, ...] | None = None
+    remap: tuple[int, ...] | None = None
+    _positions: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_positions", {name: i for i, name in enumerate(self.names or ())})
+
+    @property
+    def field(self) -> str:
+        """The field that holds the label."""
+        return self.source.partition(":")[0]
+
+    def parse(self, fields: Mapping[str, Any]) -> int:
+        """The class index of a sample, in [0, num_classes). Raises DataError that names the field."""
+        data = fields.get(self.field)
+        if data is None:
+            raise DataError(f"no label: the sample's fields are {list_fields(fields)}", field=self.field)
+        try:
+            return self._index(read_label(self.source, data))
+        except DataError as error:
+            raise DataError(error.reason, field=self.field) from None
+
+    def _index(self, label: int | str) -> int:
+        if isinstance(label, str):
+            if self.names is not None:
+                position = self._positions.get(label)
+                if position is None:
+                    raise DataError(f"label {label[:40]!r} is not one of the {len(self.names)} class names")
+                return position
+            number = parse_integer(label)
+            if number is None:
+                raise DataError(f"label {label[:40]!r} is not an integer, and no class names are known")
+            label = number
+        limit = self.num_classes if self.remap is None else len(self.remap)
+        if not 0 <= label < limit:
+            raise DataError(f"label {str(label)[:40]} is outside the classes 0..{limit - 1}")
+        return label if self.remap is None else self.remap[label]
+
+
+def check_source(source: str) -> None:
+    """Raises ValueError for a label source that is none of ours."""
+    name, colon, path = source.partition(":")
+    if name == "json" and not all(path.split(".")):
+        raise ValueError(f"label source {source!r}: say where in the JSON the label is, as in json:annotation.label")
+    if name not in ("cls", "txt", "json") or (colon and name != "json"):
+        raise ValueError(f"label source {source!r} is not one of cls, txt, json:dotted.path")
+
+
+def read_label(source: str, data: Buffer) -> int | str:
+    """The label as it is stored: an integer (index) or a word (name). Text in `txt` and strings in JSON are words, even "3"."""
+    name, _, path = source.partition(":")
+    if name == "json":
+        return _label_in_json(decode_json(data), path)
+    text = decode_text(data).strip()
+    if not text:
+        raise DataError("the label is empty")
+    number = parse_integer(text) if name == "cls" else None
+    return text if number is None else number
+
+
+def _label_in_json(value: Any, path: str) -> int | str:
+    for key in path.split("."):
+        if not isinstance(value, dict) or key not in value:
+            found = f"its keys are {list_fields(value)}" if isinstance(value, dict) else f"it is a {type(value).__name__}"
+            raise DataError(f"no {path!r} in the JSON: looking for {key!r}, {found}")
+        value = value[key]
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise DataError(f"label {str(value)[:40]!r} at {path!r} is neither an integer nor a class name")
+
+
+def list_fields(fields: Mapping[str, Any]) -> str:
+    """Field names for a message, at most twelve."""
+    names = sorted(str(name) for name in fields if not str(name).startswith("__"))
+    return (", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")) or "none"

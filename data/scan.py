@@ -1,0 +1,152 @@
+"""What labels, fields and pictures shards hold, found by walking the tars before training.
+
+in: shards, a label source  ->  out: counts of labels; the usual size of the pictures
+Invariant: touches headers and the bytes of one field only, and judges no single sample: bad ones are the loader's to report.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+from .decoders import IMAGE_FIELDS, open_picture
+from .errors import DataError, ShardError
+from .labels import list_fields, read_label
+from .shards import Shard
+from .tar import TarDamage, split_name, walk
+
+# Above this a stored integer is a damaged label, not a class: one of them must not make a model of a billion outputs.
+MAX_CLASSES = 1_000_000
+
+_PEEK_PER_SHARD = 256  # samples
+_PEEK = 4096  # samples
+_PARALLEL_FROM = 200_000  # samples: below, starting processes takes longer than the scan
+
+
+def walk_fields(shard: Shard) -> Iterator[tuple[str, str, memoryview]]:
+    """(key, field, bytes) of every field in a shard's whole part. The bytes may be used until the next one is asked for."""
+    if not shard.num_samples:
+        return
+    with open(shard.tar_path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        try:
+            for member in walk(mapped):
+                named = split_name(member.name) if member.is_file else None
+                if named is not None:
+                    with memoryview(mapped) as view, view[member.data_offset : member.data_offset + member.size] as data:
+                        yield named[0], named[1], data
+        except TarDamage:
+            return
+
+
+class _Seen:
+    """Fields and keys of the first samples of some shards, kept for the message when what was looked for is not there."""
+
+    def __init__(self) -> None:
+        self.fields: Counter[str] = Counter()
+        self.num_samples = 0
+        self.in_folders = 0
+        self.shard: Shard | None = None
+
+    def first_fields(self, shards: Sequence[Shard]) -> Iterator[tuple[str, memoryview]]:
+        """(field, bytes) of the first samples of each shard, until `_PEEK` samples are seen."""
+        for shard in shards:
+            if self.num_samples >= _PEEK:
+                return
+            before, end = "", self.num_samples + _PEEK_PER_SHARD
+            for key, name, data in walk_fields(shard):
+                if key != before:
+                    if self.num_samples == end:
+                        break
+                    before = key
+                    self.num_samples += 1
+                    self.in_folders += "/" in key
+                    self.shard = self.shard or shard
+                self.fields[name] += 1
+                yield name, data
+
+    def complaint(self, what: str) -> ShardError:
+        """The error that says what is missing, and what there is."""
+        if self.shard is None:
+            return ShardError(f"no {what}: the shards hold no samples")
+        text = f"no {what} in the first {self.num_samples} samples (from {self.shard.path}), whose fields are {list_fields(self.fields)}"
+        if self.in_folders == self.num_samples and set(self.fields) <= set(IMAGE_FIELDS):
+            return ShardError(f"{text}: these look like class folders; make shards of them with python scripts/make_shards.py {self.shard.path} OUT")
+        return ShardError(text)
+
+
+def peek_labels(shards: Sequence[Shard], source: str) -> Counter[int | str]:
+    """The labels of the first samples of the first shard that has any. Raises ShardError, naming what there is, if none has."""
+    wanted = source.partition(":")[0]
+    labels: Counter[int | str] = Counter()
+    seen = _Seen()
+    reason = ""
+    for shard in shards:
+        for name, data in seen.first_fields([shard]):
+            if name == wanted:
+                try:
+                    labels[read_label(source, data)] += 1
+                except DataError as error:
+                    reason = reason or error.reason
+        if labels:
+            return labels
+    if reason:
+        raise seen.complaint(f"usable label {source!r} ({reason})")
+    error = seen.complaint(f"label field {wanted!r}")
+    raise error if "make_shards" in str(error) else ShardError(f"{error}: say where the label is with --label (cls, txt, json:a.b)")
+
+
+def count_labels(shards: Sequence[Shard], source: str, num_workers: int | None = None) -> Counter[int | str]:
+    """How often every label occurs, over all samples; labels that can't be read are left out. Raises ShardError where there
+    are more than MAX_CLASSES different ones."""
+    num_samples = sum(shard.num_samples for shard in shards)
+    num_workers = min(len(shards), num_workers or os.cpu_count() or 1)
+    count = partial(_count_in_shard, source)
+    total: Counter[int | str] = Counter()
+    if num_workers < 2 or num_samples < _PARALLEL_FROM:
+        return _add_counts(map(count, shards), total, source)
+    with ProcessPoolExecutor(num_workers) as pool:
+        return _add_counts(pool.map(count, shards, chunksize=max(1, len(shards) // (8 * num_workers))), total, source)
+
+
+def _add_counts(parts: Iterator[Counter[int | str]], total: Counter[int | str], source: str) -> Counter[int | str]:
+    for part in parts:
+        total.update(part)
+        if len(total) > MAX_CLASSES:
+            raise ShardError(f"more than {MAX_CLASSES:,} different labels in {source!r}: is it a caption or an id? Give the label's field")
+    return total
+
+
+def _count_in_shard(source: str, shard: Shard) -> Counter[int | str]:
+    wanted = source.partition(":")[0]
+    raw = Counter(bytes(data) for _, name, data in walk_fields(shard) if name == wanted)
+    labels: Counter[int | str] = Counter()
+    for data, count in raw.items():
+        try:
+            labels[read_label(source, data)] += count
+        except DataError:
+            continue  # this sample becomes a bad one when it is read
+    return labels
+
+
+def default_img_size(shards: Sequence[Shard]) -> int:
+    """The median short side of the first 256 pictures, up to a multiple of 32, within 32..224. Raises ShardError if none is
+    a picture."""
+    sides: list[int] = []
+    seen = _Seen()
+    reason = ""
+    for name, data in seen.first_fields(shards):
+        if name in IMAGE_FIELDS:
+            try:
+                sides.append(min(open_picture(data).size))
+            except DataError as error:
+                reason = reason or error.reason
+            if len(sides) == 256:
+                break
+    if not sides:
+        raise seen.complaint(f"picture that can be read ({reason})" if reason else "picture field (" + ", ".join(IMAGE_FIELDS) + ")")
+    sides.sort()
+    return min(224, max(32, -(-sides[len(sides) // 2] // 32) * 32))

@@ -1,0 +1,148 @@
+"""An encoded picture -> the uint8 tensor that a model is shown.
+
+in: bytes, size, numpy Generator  ->  out: uint8 (3, size, size)
+Invariant: pure. The crop is drawn from the header before any pixel is decoded, in the picture's own coordinates as shown (EXIF
+turned), so nothing larger than the stored picture is ever made, whatever its shape. The same (bytes, rng state) gives the same tensor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from .decoders import Buffer, Picture, open_picture, read_pixels, turned
+
+# Up to this size a picture is padded and cropped (CIFAR's way); above it, a random part is resized (ImageNet's way).
+SMALL = 64
+RATIO = (3 / 4, 4 / 3)  # width / height of a random part
+DEFAULT_SCALE = (0.08, 1.0)  # its share of the area
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
+
+
+def train_transform(
+    encoded: Buffer,
+    rng: np.random.Generator,
+    size: int,
+    scale: tuple[float, float] | None = None,
+    hflip: float = 0.5,
+    augment: bool = True,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A random view, uint8 (3, size, size), written into `out` where given. `scale` chooses the random part also for a small
+    `size`. Raises DataError.
+
+    The random part is that of Szegedy et al., Going deeper with convolutions (2014); pad and crop that of He et al. (2015).
+    """
+    if not augment:
+        return eval_transform(encoded, size, out)
+    picture = open_picture(encoded)
+    draws = rng.random(23).tolist()  # one call: small pictures feel every one
+    flip = draws[0] < hflip
+    if scale is None and size <= SMALL:
+        resized = _resized(picture.size, size)
+        pad = size // 8
+        left = int(draws[1] * (resized[0] + 2 * pad - size + 1)) - pad
+        top = int(draws[2] * (resized[1] + 2 * pad - size + 1)) - pad
+        return _view(picture, resized, left, top, size, flip, out)
+    box = random_box(picture.size, draws[1:], scale or DEFAULT_SCALE)
+    out = torch.empty((3, size, size), dtype=torch.uint8) if out is None else out
+    _write(picture, box, (size, size), flip, out.numpy())
+    return out
+
+
+def eval_transform(encoded: Buffer, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The centre, uint8 (3, size, size), written into `out` where given: the short side is brought to `size`, or to
+    `size` * 256 / 224 where `size` > 64 (as torchvision's reference evaluation), and the middle cut out. Raises DataError."""
+    picture = open_picture(encoded)
+    resized = _resized(picture.size, size if size <= SMALL else round(size * 256 / 224))
+    left = round((resized[0] - size) / 2)
+    top = round((resized[1] - size) / 2)
+    return _view(picture, resized, left, top, size, False, out)
+
+
+def random_box(size: tuple[int, int], draws: list[float], scale: tuple[float, float]) -> Box:
+    """A part with `scale` share of the area and a ratio in 3/4..4/3, in whole pixels; the largest middle part of a fitting ratio
+    where ten tries find none. `draws`: 22 numbers in [0, 1), of which two are the place."""
+    width, height = size
+    low, high = math.log(RATIO[0]), math.log(RATIO[1])
+    for i in range(10):
+        area = width * height * (scale[0] + draws[2 + 2 * i] * (scale[1] - scale[0]))
+        ratio = math.exp(low + draws[3 + 2 * i] * (high - low))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left = int(draws[0] * (width - w + 1))
+            top = int(draws[1] * (height - h + 1))
+            return (left, top, left + w, top + h)
+    w = min(width, max(1, round(height * RATIO[1])))
+    h = min(height, max(1, round(width / RATIO[0])))
+    left, top = (width - w) // 2, (height - h) // 2
+    return (left, top, left + w, top + h)
+
+
+def stored_box(box: Box, orientation: int, size: tuple[int, int]) -> Box:
+    """A box of the picture as shown, of (width, height) `size`, -> the same part of the picture as stored."""
+    left, top, right, bottom = box
+    width, height = size
+    if orientation in (2, 3, 6, 7):
+        left, right = width - right, width - left
+    if orientation in (3, 4, 7, 8):
+        top, bottom = height - bottom, height - top
+    return (top, left, bottom, right) if orientation >= 5 else (left, top, right, bottom)
+
+
+def _resized(size: tuple[int, int], short: int) -> tuple[int, int]:
+    """The size with the short side brought to `short` (the long side truncated, as torchvision does)."""
+    width, height = size
+    if width <= height:
+        return short, int(short * height / width)
+    return int(short * width / height), short
+
+
+def _view(
+    picture: Picture, resized: tuple[int, int], left: int, top: int, size: int, flip: bool, out: torch.Tensor | None
+) -> torch.Tensor:
+    """The square at (left, top) of the picture brought to `resized`; what lies outside it is zero."""
+    right, bottom = min(left + size, resized[0]), min(top + size, resized[1])
+    inner_left, inner_top = max(left, 0), max(top, 0)
+    out = torch.empty((3, size, size), dtype=torch.uint8) if out is None else out
+    target = out.numpy()
+    if (right - inner_left, bottom - inner_top) != (size, size):
+        target[:] = 0
+        first = size - (right - left) if flip else inner_left - left
+        target = target[:, inner_top - top : bottom - top, first : first + right - inner_left]
+    width, height = picture.size
+    x, y = width / resized[0], height / resized[1]
+    box = (inner_left * x, inner_top * y, right * x, bottom * y)
+    _write(picture, box, (right - inner_left, bottom - inner_top), flip, target)
+    return out
+
+
+def _write(picture: Picture, box: Box, size: tuple[int, int], flip: bool, target: np.ndarray) -> None:
+    """Decodes, resizes the part `box` to `size` and writes it to `target` (3, height, width)."""
+    from PIL import Image
+
+    image = read_pixels(picture)
+    orientation = picture.orientation
+    if orientation != 1:
+        box = stored_box(box, orientation, picture.size)
+        size = size[::-1] if orientation >= 5 else size
+    left, top, right, bottom = box
+    if (right - left, bottom - top) == size:  # not resampled
+        left, top = round(left), round(top)
+        if orientation != 1 or size[0] * size[1] * 2 < image.width * image.height:
+            image = image.crop((left, top, left + size[0], top + size[1]))
+            left = top = 0
+    else:
+        inside = (max(0.0, left), max(0.0, top), min(right, image.width), min(bottom, image.height))
+        image = image.resize(size, Image.Resampling.BILINEAR, box=inside)
+        left = top = 0
+    image = turned(image, orientation)
+    width, height = target.shape[2], target.shape[1]
+    pixels = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, -1)
+    pixels = pixels[int(top) : int(top) + height, int(left) : int(left) + width]
+    if flip:
+        pixels = pixels[:, ::-1]
+    target[:] = pixels.transpose(2, 0, 1)  # one channel (gray) is spread over three
