@@ -1,0 +1,176 @@
+"""Bytes of local shards: plain tars are read in place, gzip content is decompressed once into the user's cache.
+
+in: a shard's path, or (Shard, sample number)  ->  out: the path of a plain tar, or the bytes of one sample
+Invariant: the bytes of a sample come from one `pread`; no more than `max_open` files are open at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import uuid
+import zlib
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from .errors import ShardError, StaleIndexError
+from .index import read_index
+
+if TYPE_CHECKING:
+    from .shards import Shard
+
+COMPRESSED = {  # first bytes -> (what it is, how to undo it)
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -d"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\0": ("xz", "unxz"),
+}
+CUT_SUFFIX = ".cut.tar"
+
+
+def cache_dir() -> str:
+    """The user's cache folder, made if missing: $XDG_CACHE_HOME/shardline, ~/.cache/shardline, or one in the temporary folder."""
+    places = [os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")]
+    for place in places:
+        if os.path.isabs(place):
+            folder = os.path.join(place, "shardline")
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except OSError:
+                continue
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+    folder = os.path.join(tempfile.gettempdir(), f"shardline-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.stat(folder).st_uid != os.getuid():  # another user's: what it holds is not to be trusted
+        raise ShardError(f"{folder}: belongs to another user; set XDG_CACHE_HOME to a folder that can be written")
+    return folder
+
+
+def local_tar(path: str) -> str:
+    """The path of the plain tar with the content of the shard at `path`: itself, or a decompressed copy in the cache."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+            if start[:3] == b"\x1f\x8b\x08":
+                return _decompressed(path, file)
+    except IsADirectoryError:
+        raise ShardError(f"{path}: a directory, not a tar") from None
+    except OSError as error:
+        raise ShardError(f"{path}: can't be read: {error.strerror}") from None
+    for magic, (kind, command) in COMPRESSED.items():
+        if start.startswith(magic):
+            raise ShardError(
+                f"{path}: compressed with {kind}, which has no random access: decompress it first ({command})"
+            )
+    return path
+
+
+def cut_reason(tar_path: str) -> str:
+    """Why a tar that `local_tar` returned ends before its shard does; empty if it doesn't."""
+    return "the gzip stream is cut or broken" if tar_path.endswith(CUT_SUFFIX) else ""
+
+
+def _decompressed(path: str, file: BinaryIO) -> str:
+    """The cached copy of a gzip shard, made if missing; one of a cut shard is named so."""
+    status = os.fstat(file.fileno())
+    stamp = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}"
+    digest = hashlib.sha256(stamp.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    stem = os.path.join(cache_dir(), "tar", f"{os.path.basename(path)}-{digest}")
+    for whole in (stem + ".tar", stem + CUT_SUFFIX):
+        if os.path.exists(whole):
+            return whole
+    temporary = f"{stem}.{uuid.uuid4().hex}.tmp"
+    try:
+        os.makedirs(os.path.dirname(stem), exist_ok=True)
+        with open(temporary, "xb") as out:
+            is_cut = _decompress(file, out)
+        final = stem + (CUT_SUFFIX if is_cut else ".tar")
+        os.replace(temporary, final)
+    except OSError as error:
+        raise ShardError(
+            f"{path}: can't be decompressed into {os.path.dirname(stem)}: {error.strerror}; "
+            "set XDG_CACHE_HOME to a folder with room"
+        ) from None
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return final
+
+
+def _decompress(file: BinaryIO, out: BinaryIO) -> bool:
+    """Write the members of a gzip file one after the other; True if it is cut or broken (what came out before stays)."""
+    file.seek(0)
+    decoder = zlib.decompressobj(31)
+    started = False
+    while piece := file.read(1 << 20):
+        while piece:
+            if not started:
+                piece = piece.lstrip(b"\0")  # zeros may pad the space between and after members
+                if not piece:
+                    break
+            started = True
+            try:
+                out.write(decoder.decompress(piece))
+            except zlib.error:
+                return True
+            piece = decoder.unused_data
+            if decoder.eof:
+                decoder, started = zlib.decompressobj(31), False
+    return started
+
+
+class ShardFiles:
+    """Reads samples by number, keeping the last `max_open` shards open. One per worker: it is not for several threads; it pickles."""
+
+    def __init__(self, max_open: int = 64) -> None:
+        self._max_open = max_open
+        self._open: OrderedDict[str, tuple[int, np.ndarray]] = OrderedDict()
+
+    def read(self, shard: Shard, i: int) -> tuple[bytes, int]:
+        """(the bytes of sample `i`, their offset in the tar), as `parse_sample` takes them."""
+        fd, offsets = self._opened(shard)
+        if not 0 <= i < len(offsets) - 1:
+            raise StaleIndexError(
+                f"{shard.name}: its index changed under the run ({len(offsets) - 1} samples, sample {i} asked for)"
+            )
+        start, end = int(offsets[i]), int(offsets[i + 1])
+        data = os.pread(fd, end - start, start)
+        while len(data) < end - start:  # Linux reads at most 2 GiB at once
+            more = os.pread(fd, end - start - len(data), start + len(data))
+            if not more:
+                raise StaleIndexError(
+                    f"{shard.name}: its index does not fit it: the file ends at byte {start + len(data)}, before sample {i} does; "
+                    "delete the .idx file or run scripts/index_shards.py"
+                )
+            data += more
+        return data, start
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1][0])
+
+    def _opened(self, shard: Shard) -> tuple[int, np.ndarray]:
+        entry = self._open.get(shard.tar_path)
+        if entry is not None:
+            self._open.move_to_end(shard.tar_path)
+            return entry
+        try:
+            offsets = read_index(shard.index_path)
+            fd = os.open(shard.tar_path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ShardError(f"{error.filename}: can't be read any more: {error.strerror}") from None
+        except ValueError as error:
+            raise StaleIndexError(f"{error}; delete it or run scripts/index_shards.py") from None
+        self._open[shard.tar_path] = fd, offsets
+        if len(self._open) > self._max_open:
+            os.close(self._open.popitem(last=False)[1][0])
+        return fd, offsets
+
+    def __reduce__(self) -> tuple[type[ShardFiles], tuple[int]]:
+        return ShardFiles, (self._max_open,)
+
+    def __del__(self) -> None:
+        self.close()
