@@ -28,9 +28,9 @@ def resolve_labels(
 ) -> LabelMap:
     """The label map of these shards.
 
-    `classes`: names in their order (training's, for a validation set); without them those of dataset.json, and without that
-    every label is looked at: words become sorted names, integers say only how many classes there are. Raises ShardError for a
-    field that no sample has, for a name of these shards that is not in `classes`, for more names than `num_classes`.
+    `classes`: names in their order (training's, for a validation set). Without them those of dataset.json; without that
+    every label is looked at: words become sorted names, integers say only how many classes there are. Raises ShardError
+    for a field that no sample has, for a name of these shards that is not in `classes`, for more names than `num_classes`.
     """
     check_source(source)
     labels = peek_labels(shards, source)
@@ -47,7 +47,9 @@ def resolve_labels(
         names, found = _classes_found(count_labels(shards, source, num_workers), source)
         num_classes = found if num_classes is None else num_classes
     if names is not None and num_classes is not None and num_classes < len(names):
-        raise ShardError(f"num_classes is {num_classes}, but there are {len(names)} class names ({_some(names)}): raise it, or leave it out")
+        raise ShardError(
+            f"num_classes is {num_classes}, but there are {len(names)} class names ({_some(names)}): raise it, or leave it out"
+        )
     return LabelMap(source, num_classes or len(names or ()), names, remap)
 
 
@@ -76,8 +78,8 @@ def _remap(own: tuple[str, ...], names: tuple[str, ...], shard: Shard) -> tuple[
     unknown = [name for name in own if name not in positions]
     if unknown:
         raise ShardError(
-            f"{len(unknown)} of the {len(own)} classes in the dataset.json of {shard.path} are not among the {len(names)} "
-            f"given classes: {_some(unknown)}; leave those samples out, or train with all of the classes"
+            f"{len(unknown)} of the {len(own)} classes in the dataset.json of {shard.path} are not among the "
+            f"{len(names)} given classes: {_some(unknown)}; leave those samples out, or train with all of the classes"
         )
     return tuple(positions[name] for name in own)
 
@@ -117,12 +119,15 @@ def _some(names: Any) -> str:
 
 
 def read_classes(path: str) -> list[str]:
-    """Class names, in their order: of a dataset.json, a JSON list, or a text file with a name on each line. Raises ShardError."""
+    """Class names in their order, from a dataset.json, a JSON list, or a text file with a name on each line. Raises
+    ShardError."""
     file = Path(path)
     try:
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ShardError(f"classes file {path} can't be read ({error}): give a dataset.json, a JSON list, or one name a line") from None
+        raise ShardError(
+            f"classes file {path} can't be read ({error}): give a dataset.json, a JSON list, or a text with one name a line"
+        ) from None
     if file.suffix == ".json" or text.lstrip()[:1] in ("[", "{"):
         try:
             value = json.loads(text)

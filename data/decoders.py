@@ -1,8 +1,8 @@
 """Bytes of one field -> its value.
 
 in: field name, bytes  ->  out: picture (H, W, 3) uint8, int, str, JSON value, array, or the bytes themselves
-Invariant: pure, and the bytes decide, not the extension. Bytes that are bad raise `DataError`; anything else that is raised is a
-fault of the code. Nothing is unpickled, nothing is printed, and no picture above `MAX_PIXELS` is ever decoded.
+Invariant: pure, and the bytes decide, not the extension. Bad bytes raise `DataError`; anything else that is raised is a fault
+of the code. Nothing is unpickled, nothing is printed, and no picture above `MAX_PIXELS` is decoded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,28 +33,31 @@ IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "tif", "tiff"
 # PIL's own limit against decompression bombs: a quarter of a GiB at three bytes a pixel.
 MAX_PIXELS = 178_956_970
 
-# What a file starts with -> PIL's name of the format. Only these are ever opened: PIL also knows formats that run programs (EPS).
+# What a file starts with -> PIL's reader of that format. No other is ever used: PIL also has some that run programs (EPS).
 _MAGIC = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
+    (b"\xff\xd8\xff", "Jpeg"),
+    (b"\x89PNG\r\n\x1a\n", "Png"),
+    (b"GIF87a", "Gif"),
+    (b"GIF89a", "Gif"),
+    (b"BM", "Bmp"),
+    (b"II*\0", "Tiff"),
+    (b"MM\0*", "Tiff"),
+    (b"II+\0", "Tiff"),
+    (b"MM\0+", "Tiff"),
 )
 _PPM = re.compile(rb"P[1-6][\s#]")
 
-# What PIL raises on bytes it can't read. Caught only around PIL's own calls, where none of our code runs.
+# Where PIL keeps EXIF and XMP.
+_EXIF = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+
+# What PIL raises on bytes that it can't read. Caught only around PIL's own calls, where none of our code runs.
 _PIL_ERRORS = (OSError, SyntaxError, ValueError, struct.error, EOFError)
 
 
 @dataclass(slots=True)
 class Picture:
-    """A picture whose header is read and whose pixels are not. `width` and `height` are those of the picture as shown; `image` is
-    as stored, and `orientation` (EXIF, 1..8) says how one becomes the other."""
+    """A picture whose header is read and whose pixels are not yet: `image` as it is stored, and its EXIF `orientation`, 1..8,
+    that says how to turn it."""
 
     image: Image.Image
     orientation: int
@@ -64,67 +69,53 @@ class Picture:
         return (height, width) if self.orientation >= 5 else (width, height)
 
 
-def picture_format(data: Buffer) -> str:
-    """PIL's name of the format that the first bytes show, "" for none of ours."""
-    head = bytes(data[:16])
-    for magic, name in _MAGIC:
-        if head.startswith(magic):
-            return name
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "WEBP"
-    return "PPM" if _PPM.match(head) else ""
-
-
 def open_picture(data: Buffer) -> Picture:
     """Reads the header. Raises DataError: no picture, a broken header, more than MAX_PIXELS."""
-    from PIL import Image
-
-    kind = picture_format(data)
-    if not kind:
-        head = bytes(data[:8])
-        raise DataError(f"not a picture: {len(data)} bytes that start with {head!r}" if head else "the file is empty")
-    if kind == "PNG":
-        _check_png(data)
+    kind = _kind(data)
+    late_exif = kind == "Png" and _check_png(data)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = Image.open(io.BytesIO(data), formats=(kind,))
-            orientation = _orientation(image)
-    except Image.UnidentifiedImageError:  # its text holds an address, and hides the cause
-        raise DataError(f"broken {kind} header ({len(data)} bytes)") from None
-    except Image.DecompressionBombError:
-        raise DataError(f"{kind} of more than the limit of {MAX_PIXELS:,} pixels") from None
+            image = _reader(kind)(io.BytesIO(data))
+            if image.width * image.height > MAX_PIXELS:
+                raise DataError(f"{image.width} x {image.height} pixels: more than the limit of {MAX_PIXELS:,}")
+            if late_exif:
+                image.load()
+            return Picture(image, _orientation(image))
+    except DataError:
+        raise
     except _PIL_ERRORS as error:
         raise DataError(_reason(kind, error)) from None
-    if image.width * image.height > MAX_PIXELS:
-        raise DataError(f"{image.width} x {image.height} pixels, the limit is {MAX_PIXELS:,} in all")
-    return Picture(image, orientation)
 
 
 def read_pixels(picture: Picture) -> Image.Image:
-    """The whole picture as stored (not yet turned), in mode "RGB", or "L" where all three would be equal. Raises DataError."""
+    """The whole picture as it is stored (not yet turned), in mode "RGB", or "L" where the three would be equal. Raises
+    DataError."""
     image = picture.image
-    kind = image.format or "picture"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        if image.format == "TIFF":  # the only one that warns here
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                image.load()
+        else:
             image.load()
     except _PIL_ERRORS as error:
-        raise DataError(_reason(kind, error)) from None
+        raise DataError(_reason(image.format or "picture", error)) from None
     if image.mode in ("RGB", "L") and "transparency" not in image.info:
         return image
     return _to_rgb(image)
 
 
 def decode_image(data: Buffer) -> np.ndarray:
-    """Any picture -> uint8 (H, W, 3) as it should be seen: turned by its EXIF orientation, alpha laid over white, 16 bits to 8."""
+    """Any picture -> uint8 (H, W, 3) as it should be seen: turned by its EXIF orientation, alpha laid over white, 16 bits
+    brought to 8."""
     picture = open_picture(data)
     image = turned(read_pixels(picture), picture.orientation)
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:
-    """The stored picture as shown, by its EXIF orientation."""
+    """A picture as it is stored -> as it is shown."""
     if orientation == 1:
         return image
     from PIL.Image import Transpose
@@ -141,10 +132,29 @@ def turned(image: Image.Image, orientation: int) -> Image.Image:
     return image.transpose(methods[orientation - 2])
 
 
+def _kind(data: Buffer) -> str:
+    """The format that the first bytes show, as PIL's modules are named."""
+    head = bytes(data[:16])
+    for magic, kind in _MAGIC:
+        if head.startswith(magic):
+            return kind
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WebP"
+    if _PPM.match(head):
+        return "Ppm"
+    raise DataError(f"not a picture: {len(data)} bytes that start with {head[:8]!r}" if head else "the file is empty")
+
+
+@lru_cache
+def _reader(kind: str) -> Callable[[io.BytesIO], Image.Image]:
+    """PIL's class for a format. `Image.open` would do the same, more slowly, and hide why a header is refused."""
+    return getattr(import_module(f"PIL.{kind}ImagePlugin"), f"{kind}ImageFile")
+
+
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1..8; damaged EXIF counts as 1, since the pixels are all right."""
-    info = image.info
-    if image.format not in ("TIFF", "PNG") and "exif" not in info and "xmp" not in info:
+    """EXIF orientation; 1 where it is damaged, since the pixels are all right."""
+    # PIL turns TIFF itself, while it reads the pixels
+    if image.format == "TIFF" or not any(name in image.info for name in _EXIF):
         return 1
     try:
         value = image.getexif().get(0x0112, 1)
@@ -153,10 +163,10 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _check_png(data: Buffer) -> None:
-    """Checks the checksum of every chunk: PIL skips that of the pixels, and its text for the others says nothing."""
+def _check_png(data: Buffer) -> bool:
+    """Checks the checksum of every chunk, which PIL skips for the pixels; says whether EXIF stands after the pixels."""
     view = memoryview(data)
-    position = 8
+    position, in_pixels, late_exif = 8, False, False
     while position + 12 <= len(view):
         length = int.from_bytes(view[position : position + 4], "big")
         name = bytes(view[position + 4 : position + 8])
@@ -165,8 +175,10 @@ def _check_png(data: Buffer) -> None:
             break
         if zlib.crc32(view[position + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
             raise DataError(f"PNG chunk {name!r} at byte {position} fails its checksum")
+        in_pixels = in_pixels or name == b"IDAT"
+        late_exif = late_exif or (in_pixels and name == b"eXIf")
         if name == b"IEND":
-            return
+            return late_exif
         position = end + 4
     raise DataError(f"PNG is cut: no end mark in its {len(view)} bytes")
 
@@ -189,7 +201,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return image.convert("L")
     if mode in ("P", "CMYK", "YCbCr", "RGBX"):
         return image.convert("RGB")
-    raise DataError(f"{image.format} of pixel type {mode}, which has no one way to become RGB; re-encode it with 8 bits")
+    raise DataError(f"{image.format} with pixels of type {mode}, which have no one way to become RGB; store 8 bits")
 
 
 def _from_16_bits(image: Image.Image) -> Image.Image:
@@ -212,7 +224,7 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
 
 def _reason(kind: str, error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return f"{kind} can't be decoded: {text[:200]}"
+    return f"{kind.upper()} can't be decoded: {text[:200]}"
 
 
 def decode_text(data: Buffer) -> str:
@@ -223,11 +235,11 @@ def decode_text(data: Buffer) -> str:
         raise DataError(f"not UTF-8 text: {bytes(data[:12])!r}... ({error.reason} at byte {error.start})") from None
 
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 
 
 def parse_integer(text: str) -> int | None:
-    """The integer that a stripped text is, None for any other text (`3.0`, `1_000`, words, more than 18 digits)."""
+    """The integer that a stripped text is, None for any other text (`3.0`, `1_000`, words, hundreds of digits)."""
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
@@ -266,7 +278,8 @@ DECODERS: dict[str, Callable[[Buffer], Any]] = {
 
 
 def decode(field: str, data: Buffer) -> Any:
-    """The value of a field by its last extension (`seg.png` is a picture); the bytes where DECODERS has none. Raises DataError."""
+    """The value of a field by its last extension (`seg.png` is a picture); the bytes where DECODERS has none. Raises
+    DataError."""
     decoder = DECODERS.get(field.rpartition(".")[2], bytes)
     try:
         return decoder(data)

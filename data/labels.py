@@ -1,8 +1,8 @@
 """Which class a sample belongs to.
 
 in: the fields of a sample and a label source ("cls", "txt", "json:a.b")  ->  out: class index in [0, num_classes)
-Invariant: a stored integer is always an index, a stored word always a name; what is neither, or outside the classes, is a
-`DataError`.
+Invariant: a stored integer is always an index, a stored word always a name; what is neither, or is outside the classes, is
+a `DataError`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class LabelMap:
-    """The classes, and how to find a sample's. `remap`: stored integer -> class, where the shards count in another order."""
+    """The classes, and how to find a sample's. `remap`: stored integer -> class, for shards that count in another order."""
 
     source: str
     num_classes: int
@@ -70,7 +70,7 @@ def check_source(source: str) -> None:
 
 
 def read_label(source: str, data: Buffer) -> int | str:
-    """The label as it is stored: an integer (index) or a word (name). Text in `txt` and strings in JSON are words, even "3"."""
+    """The label as it is stored: an integer (index) or a word (name). Text in `txt` and strings in JSON are words, "3" too."""
     name, _, path = source.partition(":")
     if name == "json":
         return _label_in_json(decode_json(data), path)
@@ -84,8 +84,8 @@ def read_label(source: str, data: Buffer) -> int | str:
 def _label_in_json(value: Any, path: str) -> int | str:
     for key in path.split("."):
         if not isinstance(value, dict) or key not in value:
-            found = f"its keys are {list_fields(value)}" if isinstance(value, dict) else f"it is a {type(value).__name__}"
-            raise DataError(f"no {path!r} in the JSON: looking for {key!r}, {found}")
+            found = f"keys {list_fields(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"
+            raise DataError(f"no {path!r} in the JSON: looked for {key!r} and found {found}")
         value = value[key]
     if isinstance(value, str) and value.strip():
         return value.strip()

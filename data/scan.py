@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
@@ -19,7 +19,7 @@ from .labels import list_fields, read_label
 from .shards import Shard
 from .tar import TarDamage, split_name, walk
 
-# Above this a stored integer is a damaged label, not a class: one of them must not make a model of a billion outputs.
+# From here on a stored integer is a damaged label, not a class: one of them must not make a model of a billion outputs.
 MAX_CLASSES = 1_000_000
 
 _PEEK_PER_SHARD = 256  # samples
@@ -31,55 +31,59 @@ def walk_fields(shard: Shard) -> Iterator[tuple[str, str, memoryview]]:
     """(key, field, bytes) of every field in a shard's whole part. The bytes may be used until the next one is asked for."""
     if not shard.num_samples:
         return
-    with open(shard.tar_path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+    with (
+        open(shard.tar_path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+    ):
         try:
             for member in walk(mapped):
                 named = split_name(member.name) if member.is_file else None
                 if named is not None:
-                    with memoryview(mapped) as view, view[member.data_offset : member.data_offset + member.size] as data:
+                    with view[member.data_offset : member.data_offset + member.size] as data:
                         yield named[0], named[1], data
         except TarDamage:
             return
 
 
 class _Seen:
-    """Fields and keys of the first samples of some shards, kept for the message when what was looked for is not there."""
+    """The first samples of some shards, and what they hold, for the message when what was looked for is not there."""
 
     def __init__(self) -> None:
         self.fields: Counter[str] = Counter()
         self.num_samples = 0
-        self.in_folders = 0
+        self.num_in_folders = 0
         self.shard: Shard | None = None
 
-    def first_fields(self, shards: Sequence[Shard]) -> Iterator[tuple[str, memoryview]]:
-        """(field, bytes) of the first samples of each shard, until `_PEEK` samples are seen."""
+    def first_fields(self, shards: Iterable[Shard]) -> Iterator[tuple[str, memoryview]]:
+        """(field, bytes) of the first samples of each shard, until _PEEK samples are seen."""
         for shard in shards:
             if self.num_samples >= _PEEK:
                 return
-            before, end = "", self.num_samples + _PEEK_PER_SHARD
+            before, end = "", min(self.num_samples + _PEEK_PER_SHARD, _PEEK)
             for key, name, data in walk_fields(shard):
                 if key != before:
                     if self.num_samples == end:
                         break
                     before = key
                     self.num_samples += 1
-                    self.in_folders += "/" in key
+                    self.num_in_folders += "/" in key
                     self.shard = self.shard or shard
                 self.fields[name] += 1
                 yield name, data
 
-    def complaint(self, what: str) -> ShardError:
-        """The error that says what is missing, and what there is."""
+    def error(self, missing: str, advice: str) -> ShardError:
+        """What is missing, what there is instead, and what to do."""
         if self.shard is None:
-            return ShardError(f"no {what}: the shards hold no samples")
-        text = f"no {what} in the first {self.num_samples} samples (from {self.shard.path}), whose fields are {list_fields(self.fields)}"
-        if self.in_folders == self.num_samples and set(self.fields) <= set(IMAGE_FIELDS):
-            return ShardError(f"{text}: these look like class folders; make shards of them with python scripts/make_shards.py {self.shard.path} OUT")
-        return ShardError(text)
+            return ShardError(f"no {missing}: the shards hold no samples; give shards that do")
+        if self.num_in_folders == self.num_samples and set(self.fields) <= set(IMAGE_FIELDS):
+            advice = f"this looks like class folders: run python scripts/make_shards.py {self.shard.path} OUT"
+        return ShardError(f"no {missing} in {self.shard.path}: the fields of its first samples are {list_fields(self.fields)}; {advice}")
 
 
 def peek_labels(shards: Sequence[Shard], source: str) -> Counter[int | str]:
-    """The labels of the first samples of the first shard that has any. Raises ShardError, naming what there is, if none has."""
+    """The labels of the first samples of the first shard that has any. Raises ShardError, naming what there is, if none
+    has."""
     wanted = source.partition(":")[0]
     labels: Counter[int | str] = Counter()
     seen = _Seen()
@@ -93,30 +97,30 @@ def peek_labels(shards: Sequence[Shard], source: str) -> Counter[int | str]:
                     reason = reason or error.reason
         if labels:
             return labels
-    if reason:
-        raise seen.complaint(f"usable label {source!r} ({reason})")
-    error = seen.complaint(f"label field {wanted!r}")
-    raise error if "make_shards" in str(error) else ShardError(f"{error}: say where the label is with --label (cls, txt, json:a.b)")
+    advice = "say where the label is with --label (cls, txt, json:a.b)"
+    raise seen.error(f"label that can be read as {source!r} ({reason})" if reason else f"label field {wanted!r}", advice)
 
 
 def count_labels(shards: Sequence[Shard], source: str, num_workers: int | None = None) -> Counter[int | str]:
-    """How often every label occurs, over all samples; labels that can't be read are left out. Raises ShardError where there
-    are more than MAX_CLASSES different ones."""
-    num_samples = sum(shard.num_samples for shard in shards)
+    """How often every label occurs over all samples; those that can't be read are left out. Raises ShardError where more
+    than MAX_CLASSES differ."""
     num_workers = min(len(shards), num_workers or os.cpu_count() or 1)
     count = partial(_count_in_shard, source)
-    total: Counter[int | str] = Counter()
-    if num_workers < 2 or num_samples < _PARALLEL_FROM:
-        return _add_counts(map(count, shards), total, source)
+    if num_workers < 2 or sum(shard.num_samples for shard in shards) < _PARALLEL_FROM:
+        return _add_counts(map(count, shards), source)
     with ProcessPoolExecutor(num_workers) as pool:
-        return _add_counts(pool.map(count, shards, chunksize=max(1, len(shards) // (8 * num_workers))), total, source)
+        return _add_counts(pool.map(count, shards, chunksize=max(1, len(shards) // (8 * num_workers))), source)
 
 
-def _add_counts(parts: Iterator[Counter[int | str]], total: Counter[int | str], source: str) -> Counter[int | str]:
+def _add_counts(parts: Iterator[Counter[int | str]], source: str) -> Counter[int | str]:
+    total: Counter[int | str] = Counter()
     for part in parts:
         total.update(part)
         if len(total) > MAX_CLASSES:
-            raise ShardError(f"more than {MAX_CLASSES:,} different labels in {source!r}: is it a caption or an id? Give the label's field")
+            raise ShardError(
+                f"more than {MAX_CLASSES:,} different labels in {source!r}, such as {str(next(iter(total)))[:40]!r}: "
+                "that is a caption or an id; say where the label is with --label (cls, txt, json:a.b)"
+            )
     return total
 
 
@@ -128,13 +132,13 @@ def _count_in_shard(source: str, shard: Shard) -> Counter[int | str]:
         try:
             labels[read_label(source, data)] += count
         except DataError:
-            continue  # this sample becomes a bad one when it is read
+            continue  # these samples are reported when they are read
     return labels
 
 
 def default_img_size(shards: Sequence[Shard]) -> int:
-    """The median short side of the first 256 pictures, up to a multiple of 32, within 32..224. Raises ShardError if none is
-    a picture."""
+    """The median short side of the first 256 pictures, up to a multiple of 32, within 32..224. Raises ShardError where
+    there is no picture."""
     sides: list[int] = []
     seen = _Seen()
     reason = ""
@@ -147,6 +151,7 @@ def default_img_size(shards: Sequence[Shard]) -> int:
             if len(sides) == 256:
                 break
     if not sides:
-        raise seen.complaint(f"picture that can be read ({reason})" if reason else "picture field (" + ", ".join(IMAGE_FIELDS) + ")")
+        advice = f"a picture is in one of {', '.join(IMAGE_FIELDS)}"
+        raise seen.error(f"picture that can be read ({reason})" if reason else "picture field", advice)
     sides.sort()
     return min(224, max(32, -(-sides[len(sides) // 2] // 32) * 32))

@@ -25,7 +25,7 @@ __all__ = ["TASKS", "ImageClassification", "LabelMap", "create_task", "default_i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageClassification:
-    """One picture in any of IMAGE_FIELDS and its class: "image" uint8 (n, 3, img_size, img_size), "label" int64 (n,)."""
+    """A picture in any of IMAGE_FIELDS and its class: "image" uint8 (n, 3, img_size, img_size), "label" int64 (n,)."""
 
     training: bool
     labels: LabelMap

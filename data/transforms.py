@@ -1,8 +1,8 @@
 """An encoded picture -> the uint8 tensor that a model is shown.
 
 in: bytes, size, numpy Generator  ->  out: uint8 (3, size, size)
-Invariant: pure. The crop is drawn from the header before any pixel is decoded, in the picture's own coordinates as shown (EXIF
-turned), so nothing larger than the stored picture is ever made, whatever its shape. The same (bytes, rng state) gives the same tensor.
+Invariant: pure: the same bytes and rng state give the same tensor. The crop is drawn from the header before any pixel is
+decoded, in coordinates of the picture as shown, so that nothing larger than the stored picture is made, whatever its shape.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def train_transform(
     augment: bool = True,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A random view, uint8 (3, size, size), written into `out` where given. `scale` chooses the random part also for a small
-    `size`. Raises DataError.
-
-    The random part is that of Szegedy et al., Going deeper with convolutions (2014); pad and crop that of He et al. (2015).
+    """A random view, uint8 (3, size, size), written into `out` where given. `size` up to SMALL: brought to size, padded by
+    an eighth, cropped (He et al., Deep residual learning, 2015). Above, or with `scale` given: a random part of that share
+    of the area, resized (Szegedy et al., Going deeper with convolutions, 2014). Flipped with probability `hflip`. Raises
+    DataError.
     """
     if not augment:
         return eval_transform(encoded, size, out)
@@ -55,7 +55,7 @@ def train_transform(
 
 def eval_transform(encoded: Buffer, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
     """The centre, uint8 (3, size, size), written into `out` where given: the short side is brought to `size`, or to
-    `size` * 256 / 224 where `size` > 64 (as torchvision's reference evaluation), and the middle cut out. Raises DataError."""
+    `size` * 256 / 224 above SMALL (as torchvision's reference evaluation does), and the middle cut out. Raises DataError."""
     picture = open_picture(encoded)
     resized = _resized(picture.size, size if size <= SMALL else round(size * 256 / 224))
     left = round((resized[0] - size) / 2)
@@ -64,8 +64,8 @@ def eval_transform(encoded: Buffer, size: int, out: torch.Tensor | None = None) 
 
 
 def random_box(size: tuple[int, int], draws: list[float], scale: tuple[float, float]) -> Box:
-    """A part with `scale` share of the area and a ratio in 3/4..4/3, in whole pixels; the largest middle part of a fitting ratio
-    where ten tries find none. `draws`: 22 numbers in [0, 1), of which two are the place."""
+    """A part with a share of the area in `scale` and a ratio in RATIO, in whole pixels; where ten tries find none, the largest
+    middle part of a fitting ratio. `draws`: 22 numbers in [0, 1), two for the place and two for each try."""
     width, height = size
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
     for i in range(10):
@@ -101,9 +101,7 @@ def _resized(size: tuple[int, int], short: int) -> tuple[int, int]:
     return int(short * width / height), short
 
 
-def _view(
-    picture: Picture, resized: tuple[int, int], left: int, top: int, size: int, flip: bool, out: torch.Tensor | None
-) -> torch.Tensor:
+def _view(picture: Picture, resized: tuple[int, int], left: int, top: int, size: int, flip: bool, out: torch.Tensor | None) -> torch.Tensor:
     """The square at (left, top) of the picture brought to `resized`; what lies outside it is zero."""
     right, bottom = min(left + size, resized[0]), min(top + size, resized[1])
     inner_left, inner_top = max(left, 0), max(top, 0)
