@@ -48,3 +48,15 @@ class SampleError:
     def as_dict(self) -> dict[str, str | int]:
         """The record as it is written to bad_samples.jsonl."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class BadSampleBudget:
+    """How much bad data a run accepts: a share of the samples seen, and at least FLOOR samples."""
+
+    share: float
+    floor: int = 10
+
+    def exceeded(self, bad: int, seen: int) -> bool:
+        """Whether `bad` of `seen` samples is too many."""
+        return bad > max(self.floor, self.share * seen)

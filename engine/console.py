@@ -22,9 +22,14 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def format_share(share: float) -> str:
-    """A fraction in 0..1 as a percentage."""
-    return f"{100 * share:.1f}%"
+def format_share(share: float | None) -> str:
+    """A fraction in 0..1 as a percentage; "-" where no sample was good."""
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
+def format_loss(loss: float | None) -> str:
+    """A loss; "-" where no sample was good."""
+    return "-" if loss is None else f"{loss:.4f}"
 
 
 class Console:
@@ -75,8 +80,8 @@ class Console:
         epoch: int,
         step: int,
         samples_seen: int,
-        loss: float,
-        top1: float,
+        loss: float | None,
+        top1: float | None,
         samples_per_second: float,
         data_wait: float,
     ) -> None:
@@ -86,7 +91,7 @@ class Console:
         left = max(0, self.total - samples_seen)
         eta = format_seconds(left / samples_per_second) if samples_per_second > 0 else "?"
         where = f"epoch {min(epoch + 1, self.epochs)}/{self.epochs}"
-        numbers = f"loss {loss:.4f}, top-1 {format_share(top1)}, {samples_per_second:,.0f} samples/s"
+        numbers = f"loss {format_loss(loss)}, top-1 {format_share(top1)}, {samples_per_second:,.0f} samples/s"
         waiting = f"waiting for data {format_share(data_wait)}"
         text = f"{where}, step {step}: {numbers}, {waiting}, ETA {eta}"
         if self._bar is None:
@@ -94,24 +99,35 @@ class Console:
             return
         self.advance(samples_seen)
         self._bar.set_description(where, refresh=False)
-        self._bar.set_postfix_str(f"loss {loss:.4f}, top-1 {format_share(top1)}, {waiting}, ETA {eta}")
+        self._bar.set_postfix_str(f"loss {format_loss(loss)}, top-1 {format_share(top1)}, {waiting}, ETA {eta}")
         self._log(text)
 
     def epoch(
-        self, *, epoch: int, samples: int, bad_samples: int, loss: float, top1: float, seconds: float, data_wait: float
+        self, *, epoch: int, samples: int, bad_samples: int, loss: float | None, top1: float | None, seconds: float, data_wait: float
     ) -> None:
         """Show the sums of an epoch, counted from 0."""
         bad = f", {bad_samples:,} bad" if bad_samples else ""
         self.line(
-            f"epoch {epoch + 1}/{self.epochs} done: loss {loss:.4f}, top-1 {format_share(top1)},"
+            f"epoch {epoch + 1}/{self.epochs} done: loss {format_loss(loss)}, top-1 {format_share(top1)},"
             f" {samples:,} samples{bad} in {format_seconds(seconds)}, waiting for data {format_share(data_wait)}"
         )
 
-    def eval(self, *, epoch: int, num_samples: int, loss: float, top1: float, top5: float, correct: int) -> None:
+    def eval(
+        self,
+        *,
+        epoch: int,
+        num_samples: int,
+        bad_samples: int,
+        loss: float | None,
+        top1: float | None,
+        top5: float | None,
+        correct: int,
+    ) -> None:
         """Show an evaluation."""
+        bad = f", {bad_samples:,} bad" if bad_samples else ""
         self.line(
-            f"epoch {epoch + 1}/{self.epochs} evaluation: top-1 {format_share(top1)} ({correct:,} of {num_samples:,}),"
-            f" top-5 {format_share(top5)}, loss {loss:.4f}"
+            f"epoch {epoch + 1}/{self.epochs} evaluation: top-1 {format_share(top1)} ({correct:,} of {num_samples:,}{bad}),"
+            f" top-5 {format_share(top5)}, loss {format_loss(loss)}"
         )
 
     def close(self) -> None:

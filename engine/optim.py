@@ -53,6 +53,14 @@ def decay_groups(model: nn.Module, weight_decay: float) -> Groups:
     ]
 
 
+def check_optimizer(opt: str, sched: str) -> None:
+    """Raises ValueError for a name that is in no table."""
+    if opt not in OPTIMIZERS:
+        raise ValueError(f"--opt {opt}: no such optimizer; use one of {', '.join(OPTIMIZERS)}")
+    if sched not in SCHEDULES:
+        raise ValueError(f"--sched {sched}: no such schedule; use one of {', '.join(SCHEDULES)}")
+
+
 def create_optimizer(model: nn.Module, opt: str, lr: float, momentum: float, weight_decay: float) -> Optimizer:
     """Make the optimizer `opt`; `momentum` is SGD's (Nesterov) or AdamW's first beta. Raises ValueError."""
     if opt not in OPTIMIZERS:

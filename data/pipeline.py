@@ -1,0 +1,360 @@
+"""Shards and a plan to batches: the `wds.DataPipeline` that runs in a loader worker, and the loader around it.
+
+in: shard patterns, a place in the stream, rank and world size  ->  out: dicts of tensors with a fixed shape and a mask
+Invariant: batch n of a start is made by worker n modulo num_workers, whole; so the batches come in the plan's order for any
+number of workers, and every rank yields the same number of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from .errors import DataError, SampleError, ShardError
+from .plan import SHUFFLE_BLOCK, Plan, Slots, fingerprint
+from .shards import Shard, load_shards
+from .store import ShardFiles
+from .tar import parse_sample
+from .tasks import create_task, default_img_size, resolve_labels
+
+STATE_VERSION = 1
+Batch = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One rank's batch before it is read: the step number, how many epochs it completes, its slots."""
+
+    step: int
+    epoch_end: int
+    slots: Slots
+
+
+@dataclass(slots=True)
+class RawBatch:
+    """One rank's batch as read: encoded sample dicts (`__key__`, `__url__`, `__slot__`, fields), what is known of each slot."""
+
+    plan: BatchPlan
+    samples: list[dict[str, Any]]
+    ids: list[tuple[str, int, str]]
+    errors: list[tuple[int, DataError]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSource:
+    """Stage 1: the plans of the batches that this worker makes, from position `start` on."""
+
+    plan: Plan
+    start: int
+    step: int
+    batch_size: int
+    rank: int
+    world_size: int
+
+    def __call__(self) -> Iterator[BatchPlan]:
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        for n in range(worker, self.plan.num_steps(self.start, self.batch_size), num_workers):
+            position = self.start + n * self.batch_size
+            slots = self.plan.batch(position, self.batch_size, self.rank, self.world_size)
+            yield BatchPlan(self.step + n, self.plan.epochs_completed(position, self.batch_size), slots)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSamples:
+    """Stage 2: every slot's sample, one read each, grouped into fields."""
+
+    shards: Sequence[Shard]
+    files: ShardFiles
+
+    def __call__(self, plans: Iterable[BatchPlan]) -> Iterator[RawBatch]:
+        for plan in plans:
+            raw = RawBatch(plan, [], [("", 0, "")] * len(plan.slots.shard), [])
+            # in the order of the disk; slots keep their places through __slot__
+            for slot in np.lexsort((plan.slots.index, plan.slots.shard)).tolist():
+                self._read(raw, slot, self.shards[plan.slots.shard[slot]], int(plan.slots.index[slot]))
+            raw.samples.sort(key=lambda sample: sample["__slot__"])
+            yield raw
+
+    def _read(self, raw: RawBatch, slot: int, shard: Shard, index: int) -> None:
+        data, offset = self.files.read(shard, index)
+        try:
+            key, fields = parse_sample(data, offset, shard.name)
+        except DataError as error:
+            key = error.key
+            raw.errors.append((slot, error))
+        else:
+            raw.samples.append({"__key__": key, "__url__": shard.path, "__slot__": slot, **fields})
+        raw.ids[slot] = (shard.name, index, key)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStages:
+    """Stage 3: the user's own webdataset stages, over the samples of one batch at a time."""
+
+    stages: Sequence[Callable[[Iterator[dict]], Iterable[dict]]]
+
+    def __call__(self, batches: Iterable[RawBatch]) -> Iterator[RawBatch]:
+        for raw in batches:
+            offered = {sample["__slot__"] for sample in raw.samples}
+            stream: Iterable[dict] = ({k: bytes(v) if isinstance(v, memoryview) else v for k, v in s.items()} for s in raw.samples)
+            for stage in self.stages:
+                stream = stage(iter(stream))
+            raw.samples = list(stream)
+            for sample in raw.samples:
+                slot = sample.get("__slot__")
+                if slot not in offered:
+                    raise ValueError(
+                        f"a stage returned a sample with __slot__ {slot!r}, which is unknown or came twice; "
+                        "a stage may change or drop samples, but must hand on each one's __slot__"
+                    )
+                offered.discard(slot)
+            yield raw
+
+
+@dataclass(frozen=True, slots=True)
+class AssembleBatch:
+    """Stage 4: decode, transform and label every sample straight into the batch's memory; mask what can't be."""
+
+    plan: Plan
+    task: Any
+    training: bool
+
+    def __call__(self, batches: Iterable[RawBatch]) -> Iterator[Batch]:
+        for raw in batches:
+            yield self._assemble(raw)
+
+    def _assemble(self, raw: RawBatch) -> Batch:
+        slots = raw.plan.slots
+        tensors = self.task.new_batch(len(slots.valid))
+        written = np.zeros(len(slots.valid), bool)
+        for sample in raw.samples:
+            slot = sample["__slot__"]
+            rng = self.plan.sample_rng(int(slots.epoch[slot]), int(slots.sample[slot])) if self.training else None
+            try:
+                self.task.write(tensors, slot, sample, rng)
+                written[slot] = True
+            except DataError as error:
+                raw.errors.append((slot, error))
+        copy_into_holes(tensors, written, slots.valid)
+        return {
+            **tensors,
+            "valid": torch.from_numpy(slots.valid & written),
+            "epoch": torch.from_numpy(slots.epoch),
+            "ids": raw.ids,
+            "step": raw.plan.step,
+            "epoch_end": raw.plan.epoch_end,
+            # a slot masked by the plan is read validly elsewhere, and reported there
+            "errors": [SampleError(*raw.ids[s], e.field, e.reason) for s, e in sorted(raw.errors, key=lambda x: x[0]) if slots.valid[s]],
+        }
+
+
+def copy_into_holes(tensors: dict[str, torch.Tensor], written: np.ndarray, valid: np.ndarray) -> None:
+    """Fill every unwritten slot with a copy of the first good one (else zeros): batch norm must see ordinary data."""
+    holes = np.flatnonzero(~written)
+    good = np.flatnonzero(written & valid)
+    if not good.size:
+        good = np.flatnonzero(written)
+    for tensor in tensors.values():
+        for hole in holes.tolist():
+            if good.size:
+                tensor[hole] = tensor[good[0]]
+            else:
+                tensor[hole].zero_()
+
+
+def init_worker(worker: int) -> None:
+    """A worker leaves signals to its rank: it ends when the rank closes it or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def as_is(batch: Batch) -> Batch:
+    """The collate function of batches that are made whole in the worker."""
+    return batch
+
+
+class Loader:
+    """An iterable over one rank's batches, with a state that says what has been consumed. Made by `build_loader`.
+
+    Iterating starts at the state's position with fresh workers. A training stream ends after its last epoch; an evaluation
+    pass begins anew each time. `len()` is the number of steps left.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        plan: Plan,
+        task: Any,
+        *,
+        batch_size: int,
+        training: bool,
+        rank: int,
+        world_size: int,
+        explicit: frozenset[str] = frozenset(),
+        stages: Sequence[Callable] = (),
+        **loading: Any,
+    ) -> None:
+        self.shards, self.plan, self.task = shards, plan, task
+        self.batch_size, self.training, self.rank, self.world_size = batch_size, training, rank, world_size
+        self.fingerprint = shards_fingerprint(shards)
+        self._explicit, self._stages, self._loading = explicit, tuple(stages), loading
+        self._position = self._step = 0
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in one epoch."""
+        return self.plan.num_samples
+
+    @property
+    def position(self) -> int:
+        """The stream's position after the last batch handed over (samples_seen)."""
+        return self._position
+
+    def __len__(self) -> int:
+        return self.plan.num_steps(self._position, self.batch_size)
+
+    def _pipeline(self) -> Any:
+        from webdataset import DataPipeline
+
+        source = PlanSource(self.plan, self._position, self._step, self.batch_size, self.rank, self.world_size)
+        stages = [RunStages(self._stages)] if self._stages else []
+        return DataPipeline(
+            source, ReadSamples(self.shards, ShardFiles()), *stages, AssembleBatch(self.plan, self.task, self.training)
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        if len(self) == 0:
+            if self.training:
+                warnings.warn(f"all {self.plan.epochs} epochs of this loader are consumed: build it with more epochs", stacklevel=2)
+                return
+            self._position = self._step = 0
+        loader: DataLoader = DataLoader(
+            self._pipeline(), batch_size=None, collate_fn=cast(Any, as_is), worker_init_fn=init_worker, **self._loading
+        )
+        for batch in loader:
+            # handed over is consumed: a state taken in the loop's body includes this batch
+            self._position = min(self._position + self.batch_size, self.plan.num_positions)
+            self._step = batch["step"] + 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands: under 1 KB, and good for any world size, number of workers and batch size."""
+        plan = self.plan
+        return {
+            "version": STATE_VERSION,
+            "seed": plan.seed,
+            "samples_seen": self._position,
+            "shuffle": plan.shuffle,
+            "shuffle_block": plan.shuffle_block,
+            "lanes": plan.lanes,
+            "fingerprint": dict(self.fingerprint),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], step: int | None = None) -> None:
+        """Go on where `state` was taken; `step` is the number of the next step (default: as if batch_size never changed).
+
+        Raises ValueError for a state of other shards, and for a keyword given to `build_loader` that contradicts it.
+        """
+        check_fingerprint(state["fingerprint"], self.fingerprint)
+        if state["version"] != STATE_VERSION:
+            raise ValueError(f"the state has version {state['version']}, and this code reads version {STATE_VERSION}")
+        settings = {name: state[name] for name in ("seed", "shuffle", "shuffle_block", "lanes")}
+        for name, value in settings.items():
+            mine = getattr(self.plan, name)
+            if name in self._explicit and mine != value:
+                raise ValueError(f"{name}={mine} contradicts the saved state's {value}: leave it out, or start afresh")
+        self.plan = Plan(self.plan.counts, self.plan.epochs, **settings)
+        self._position = int(state["samples_seen"])
+        self._step = -(-self._position // self.batch_size) if step is None else step
+
+
+def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, int | str]:
+    """The plan's fingerprint of these shards, by their paths below the folder common to all."""
+    parent = os.path.commonpath([os.path.dirname(shard.path) for shard in shards])
+    return fingerprint((os.path.relpath(s.path, parent), s.num_samples, s.num_bytes) for s in shards)
+
+
+def check_fingerprint(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises ValueError, naming the total that differs, unless both are of the same shards."""
+    for what in ("shards", "samples", "bytes"):
+        if saved[what] != now[what]:
+            raise ValueError(f"the saved state is of other data: {saved[what]} {what} then, {now[what]} now; give the same shards")
+    if saved["hash"] != now["hash"]:
+        raise ValueError("the saved state is of other data: equal totals, but shards were renamed, reordered or changed in size")
+
+
+def build_loader(
+    shards: str | Sequence[str] | Sequence[Shard],
+    *,
+    batch_size: int,
+    task: str = "image-classification",
+    label: str = "cls",
+    classes: Sequence[str] | None = None,
+    num_classes: int | None = None,
+    labels: Any = None,
+    img_size: int | None = None,
+    training: bool = True,
+    epochs: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
+    num_workers: int = 0,
+    seed: int | None = None,
+    shuffle: bool | None = None,
+    shuffle_block: int | None = None,
+    lanes: int | None = None,
+    stages: Sequence[Callable] = (),
+    transform: dict[str, Any] | None = None,
+    **loading: Any,
+) -> Loader:
+    """Build the loader of one rank over the shards that the patterns name.
+
+    batch_size: global, samples a step over all ranks. seed (0), shuffle (training), shuffle_block (16,384) and lanes (1) say
+    what the stream is; left out, a loaded state decides. labels: a LabelMap that `resolve_labels` made, in place of label,
+    classes and num_classes. transform: keywords of the task's transform (scale, hflip, augment). stages: extra webdataset
+    stages over encoded sample dicts. Other keywords go to torch's DataLoader (prefetch_factor, multiprocessing_context,
+    pin_memory). Batches hold ceil(batch_size / world_size) slots. Raises ShardError (a ValueError) for shards or labels that
+    can't be used, ValueError for a value out of range.
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not in 0..{world_size - 1} (world_size {world_size})")
+    if batch_size < world_size:
+        raise ValueError(f"batch_size {batch_size} is smaller than world_size {world_size}: every rank needs a sample a step")
+    found = load_shards(cast(Any, shards)) if _are_patterns(shards) else list(cast(Sequence[Shard], shards))
+    if not found:
+        raise ShardError("no shards were given")
+    stream: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "shuffle_block": shuffle_block, "lanes": lanes}
+    defaults: dict[str, Any] = {"seed": 0, "shuffle": training, "shuffle_block": SHUFFLE_BLOCK, "lanes": 1}
+    counts = np.array([shard.num_samples for shard in found], np.int64)
+    plan = Plan(counts, epochs if training else 1, **{k: defaults[k] if v is None else v for k, v in stream.items()})
+    if labels is None:
+        labels = resolve_labels(found, label, classes=classes, num_classes=num_classes)
+    size = default_img_size(found) if img_size is None else img_size
+    made = create_task(task, training=training, labels=labels, img_size=size, **(transform or {}))
+    if num_workers:
+        loading.setdefault("prefetch_factor", 2)
+    return Loader(
+        found,
+        plan,
+        made,
+        batch_size=batch_size,
+        training=training,
+        rank=rank,
+        world_size=world_size,
+        explicit=frozenset(k for k, v in stream.items() if v is not None),
+        stages=stages,
+        num_workers=num_workers,
+        **loading,
+    )
+
+
+def _are_patterns(shards: str | Sequence[str] | Sequence[Shard]) -> bool:
+    return isinstance(shards, str) or any(isinstance(shard, str) for shard in shards)

@@ -1,0 +1,214 @@
+"""The flag table, and how a command line, a recipe and a checkpoint become one set of values.
+
+in: argv  ->  out: a Namespace with every flag, and `explicit`: the names that the user gave (a recipe's count as given)
+Invariant: a default is written here once, and --help shows it. A flag given wins over a recipe, both win over a checkpoint,
+and a checkpoint wins over a default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from data.plan import SHUFFLE_BLOCK
+
+
+def integer(low: int) -> Callable[[str], int]:
+    """A type of whole numbers from `low` up."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        return value
+
+    return parse
+
+
+def number(low: float, high: float = math.inf) -> Callable[[str], float]:
+    """A type of numbers in low..high."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high or math.isinf(value):
+            bounds = f"from {low:g} up" if math.isinf(high) else f"in {low:g}..{high:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {bounds}")
+        return value
+
+    return parse
+
+
+# group -> rows of (names, default, keywords of add_argument, help). A default of None is worked out from the data or the
+# machine; the help then says how.
+Row = tuple[str, Any, dict[str, Any], str]
+FLAGS: dict[str, list[Row]] = {
+    "data": [
+        ("--data", None, {"nargs": "+", "metavar": "PATTERN"}, "training shards: 'a/{000..099}.tar', <000..099>, globs, folders, .txt lists, a::b"),
+        ("--val-data", None, {"nargs": "+", "metavar": "PATTERN"}, "validation shards (default: none, and so no evaluation)"),
+        ("--task", "image-classification", {"metavar": "NAME"}, "what a sample is"),
+        ("--label", "cls", {"metavar": "FIELD"}, "where the label is: cls, txt, or json:dotted.path"),
+        ("--classes", None, {"metavar": "FILE"}, "class names: a dataset.json or a list (default: dataset.json beside the shards, else a scan)"),
+        ("--num-classes", None, {"type": integer(1), "metavar": "N"}, "number of classes (default: as --classes says)"),
+        ("--img-size", None, {"type": integer(1), "metavar": "N"}, "side of the model's pictures (default: median short side up to a multiple of 32, in 32..224)"),
+        ("--scale", None, {"type": number(0.0, 1.0), "nargs": 2, "metavar": ("MIN", "MAX")}, "share of the picture that a random crop covers (default: 0.08 1; sizes up to 64 pad and crop)"),
+        ("--hflip", 0.5, {"type": number(0.0, 1.0), "metavar": "P"}, "how often a training picture is mirrored"),
+        ("--no-aug", False, {"action": "store_true"}, "train on the evaluation's transform"),
+        ("-j --workers", None, {"type": integer(0), "metavar": "N"}, "loader workers per process (default: cores / processes, at most 8)"),
+        ("--max-bad", 0.01, {"type": number(0.0, 1.0), "metavar": "SHARE"}, "stop when more than this share of the samples seen (and more than 10) is bad"),
+    ],
+    "stream": [
+        ("--epochs", 10, {"type": integer(1), "metavar": "N"}, "epochs to train"),
+        ("-b --batch-size", None, {"type": integer(1), "metavar": "N"}, "global batch, over all processes (default: 256, or the number of samples if that is less)"),
+        ("--seed", 0, {"type": integer(0), "metavar": "N"}, "seed of order, augmentation and weights"),
+        ("--no-shuffle", False, {"action": "store_true"}, "read in index order"),
+        ("--shuffle-block", SHUFFLE_BLOCK, {"type": integer(1), "metavar": "N"}, "samples that are permuted together"),
+        ("--lanes", 1, {"type": integer(1), "metavar": "N"}, "cut the shards into N lanes; a multiple of the machines keeps each to its own shards"),
+    ],
+    "model and optimizer": [
+        ("--model", "resnet18", {"metavar": "NAME"}, "a torchvision classification model, resnet20 or tiny"),
+        ("--opt", "sgd", {"metavar": "NAME"}, "sgd (Nesterov) or adamw"),
+        ("--lr", None, {"type": number(0.0), "metavar": "X"}, "peak learning rate (default: 0.1 per 256 samples of batch; adamw 0.001 at 256, by the square root)"),
+        ("--momentum", 0.9, {"type": number(0.0, 1.0), "metavar": "X"}, "momentum, or adamw's first beta"),
+        ("--weight-decay", 5e-5, {"type": number(0.0), "metavar": "X"}, "weight decay; norms and biases have none"),
+        ("--sched", "cosine", {"metavar": "NAME"}, "cosine, step or constant"),
+        ("--warmup-epochs", None, {"type": number(0.0), "metavar": "X"}, "epochs of warm-up (default: 1, or a tenth of the epochs if that is less)"),
+        ("--warmup-lr", 0.0, {"type": number(0.0), "metavar": "X"}, "learning rate at the warm-up's start"),
+    ],
+    "run": [
+        ("--output", "runs", {"metavar": "FOLDER"}, "where run folders are made"),
+        ("--name", None, {"metavar": "NAME"}, "the run folder's name (default: time and model)"),
+        ("--resume", None, {"metavar": "auto|PATH"}, "go on from a checkpoint or run folder; auto: the folder --name says, else the newest that fits"),
+        ("--checkpoint-interval", 0, {"type": integer(0), "metavar": "STEPS"}, "also save every so many steps (0: at the ends of epochs only)"),
+        ("--log-interval", 50, {"type": integer(1), "metavar": "STEPS"}, "steps between two lines of the log"),
+        ("--audit", False, {"action": "store_true"}, "write every consumed sample's id to audit/"),
+        ("-e --evaluate", False, {"action": "store_true"}, "only evaluate the checkpoint that --resume names, on --val-data"),
+        ("-c --config", None, {"metavar": "FILE"}, "a recipe: YAML whose keys are flag names; flags win over it"),
+    ],
+    "launch": [
+        ("--device", None, {"choices": ["cuda", "cpu"]}, "where to train (default: cuda if there is a GPU)"),
+        ("--nproc-per-node", None, {"type": integer(1), "metavar": "N"}, "processes on this machine (default: one per GPU, else 1)"),
+        ("--nnodes", 1, {"type": integer(1), "metavar": "N"}, "machines"),
+        ("--node-rank", 0, {"type": integer(0), "metavar": "N"}, "which machine this is"),
+        ("--dist-url", None, {"metavar": "URL"}, "where ranks meet: tcp://, file:// or env:// (default: a free port of this machine)"),
+        ("--dist-backend", None, {"choices": ["nccl", "gloo", "mpi"]}, "default: nccl with GPUs, gloo without"),
+    ],
+}
+# These describe a start, not the training: a checkpoint does not bring them back.
+NOT_KEPT = frozenset({
+    "workers", "output", "name", "resume", "evaluate", "config",
+    "device", "nproc_per_node", "nnodes", "node_rank", "dist_url", "dist_backend",
+})  # fmt: skip
+
+EXAMPLES = """examples:
+  python run.py --data 'shards/{000..099}.tar' --model resnet50
+  python run.py --data shards/train --val-data shards/val --epochs 90 -b 1024 --name first
+  python run.py --data shards/train --val-data shards/val --epochs 90 -b 1024 --name first --resume auto
+  python run.py --evaluate --val-data shards/val --resume runs/first/checkpoints/best.pt
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def flag_name(names: str) -> str:
+    """`-b --batch-size` -> batch_size."""
+    return names.split()[-1].lstrip("-").replace("-", "_")
+
+
+def defaults() -> dict[str, Any]:
+    """Every flag's default."""
+    return {flag_name(names): default for rows in FLAGS.values() for names, default, _, _ in rows}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; it sets only what was given, so that what was left out can be told from a default."""
+    parser = Parser(
+        prog="run.py",
+        description="Train a PyTorch model on many processes straight from WebDataset tar shards.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    for title, rows in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for names, default, keywords, text in rows:
+            shown = text if "default" in text or default is None or default is False else f"{text} (default: {default})"
+            group.add_argument(*names.split(), help=shown.replace("%", "%%"), **keywords)
+    return parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Flags over recipe over defaults. A mistake is one line on stderr and exit 2."""
+    parser = build_parser()
+    given = vars(parser.parse_args(argv))
+    recipe = {}
+    if "config" in given:
+        try:
+            recipe = read_recipe(Path(given["config"]), parser)
+        except ValueError as error:
+            parser.error(str(error))
+    explicit = {**recipe, **given}
+    return argparse.Namespace(**{**defaults(), **explicit}, explicit=frozenset(explicit))
+
+
+def read_recipe(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """A YAML file of flag names and values, checked as if they had been typed. Raises ValueError, one line."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"--config {path}: can't be read ({' '.join(str(error).split())})") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"--config {path}: it must hold 'flag: value' lines, and holds a {type(values).__name__}")
+    argv: list[str] = []
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name not in defaults() or name == "config":
+            near = difflib.get_close_matches(name, defaults(), n=1, cutoff=0.0)
+            raise ValueError(f"--config {path}: {key}: no such flag; the nearest is {near[0].replace('_', '-')}")
+        if value is True or value is False:
+            argv += [f"--{name.replace('_', '-')}"] if value else []
+        else:
+            items = [str(item) for item in (value if isinstance(value, list) else [value])]
+            argv += [f"--{name.replace('_', '-')}={items[0]}"] if len(items) == 1 else [f"--{name.replace('_', '-')}", *items]
+    return vars(parser.parse_args(argv))
+
+
+def restore(args: argparse.Namespace, saved: dict[str, Any]) -> None:
+    """Give every flag that was left out the value that a checkpoint's run had."""
+    for name, value in saved.items():
+        if name not in args.explicit and name not in NOT_KEPT and hasattr(args, name):
+            setattr(args, name, value)
+
+
+def kept(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags that a checkpoint keeps, as plain values."""
+    return {name: getattr(args, name) for name in defaults() if name not in NOT_KEPT}
+
+
+# A checkpoint decides these: another value would make it another run.
+DECIDED = ("seed", "no_shuffle", "shuffle_block", "lanes", "task", "model", "img_size", "num_classes")
+
+
+def check_contradictions(args: argparse.Namespace, saved: dict[str, Any]) -> None:
+    """Raises ValueError for a flag that was given and contradicts the checkpoint."""
+    for name in DECIDED:
+        if name in args.explicit and getattr(args, name) != saved[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} {getattr(args, name)} contradicts the checkpoint's {saved[name]}: leave it out, or start without --resume")
