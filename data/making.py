@@ -1,0 +1,102 @@
+"""Shards made from their plans, by several processes, each shard by one.
+
+in: plans, a reader of pictures  ->  out: shards in the output folder, and a record of each
+Invariant: the bytes of a shard depend on its plan alone; a worker ends when its parent does, however that ended.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import DataError
+from .output import Done, append_record
+from .packing import ShardPlan, describe
+from .pictures import check_picture, resize_picture
+from .tables import SourceError
+from .writer import ShardWriter
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWork:
+    """What is the same for all shards: where they go, how pictures are read and treated. Pickles; call it with a plan."""
+
+    out: str
+    journal: str
+    reader: Any
+    resize: int | None
+    strict: bool
+
+    def __call__(self, plan: ShardPlan) -> Done:
+        """Write one shard; pictures that can't be read are left out of it, or raise SourceError when `strict`."""
+        left_out: list[tuple[str, str]] = []
+        writer = ShardWriter(os.path.join(self.out, plan.path))
+        try:
+            for key, number, entry in plan.items:
+                try:
+                    data = self.reader.read(entry)
+                    field, data = resize_picture(data, self.resize) if self.resize else (check_picture(data), data)
+                except (DataError, OSError) as error:
+                    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                    if self.strict:
+                        raise SourceError(f"{entry.name}: {reason} (without --strict it would be left out)") from error
+                    left_out.append((entry.name, reason))
+                    continue
+                writer.add(key, {field: data, "cls": b"%d" % number, "json": describe(entry)})
+            done = Done(writer.finish(), left_out)
+            append_record(self.journal, plan.path, done)  # before the shard appears: see ShardWriter
+            writer.publish()
+        except BaseException:
+            writer.discard()
+            raise
+        return done
+
+
+def write_shards(work: ShardWork, plans: Sequence[ShardPlan], workers: int, total: int) -> dict[str, Done]:
+    """Do the work for every plan, and show how many of `total` pictures are through."""
+    from tqdm import tqdm
+
+    done = {}
+    ahead = total - sum(len(plan.items) for plan in plans)
+    with tqdm(total=total, initial=ahead, unit=" pictures", disable=None, file=sys.stderr) as progress:
+        for plan, result in _run(work, plans, min(workers, len(plans))):
+            done[plan.path] = result
+            progress.update(len(plan.items))
+    return done
+
+
+def _run(work: ShardWork, plans: Sequence[ShardPlan], workers: int) -> Iterator[tuple[ShardPlan, Done]]:
+    if workers <= 1:
+        for plan in plans:
+            yield plan, work(plan)
+        return
+    # Where fork is safe it starts at once; spawned workers load everything again.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_start_worker) as pool:
+        futures = {pool.submit(work, plan): plan for plan in plans}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield futures.pop(future), future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _start_worker() -> None:
+    """Ctrl-C is the parent's to handle; and a worker ends when its parent does, even one that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,311 @@
+"""Where the pictures come from: a folder, an archive, or a table that names files and labels.
+
+in: the path the user gave  ->  out: `Source`: one `Entry` per picture, and a reader for their bytes
+Invariant: entries are sorted by name; a name is relative to the deepest folder common to all pictures, so a folder, its
+zip and its tar give the same entries. Names from an archive are never used as paths.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from .errors import DataError
+from .pictures import PICTURE_SUFFIXES
+from .tables import TABLE_SUFFIXES, SourceError, read_table
+
+SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+_LITTER = frozenset(["__macosx", "thumbs.db", "desktop.ini", "@eadir"])  # beside all names that begin with a dot
+
+
+class Entry(NamedTuple):
+    """One picture: its name, label and split ("" without splits), size in bytes (-1 unknown), and where it lies."""
+
+    name: str
+    label: str
+    split: str
+    size: int
+    where: Any
+
+
+class FolderReader(NamedTuple):
+    """Reads files of a folder; `where` is a path in it (or an absolute one, from a table)."""
+
+    root: str
+
+    def read(self, entry: Entry) -> bytes:
+        with open(os.path.join(self.root, entry.where), "rb", buffering=0) as file:
+            return file.read()
+
+
+class TarReader(NamedTuple):
+    """Reads members of a plain tar; `where` is the offset of the data."""
+
+    path: str
+
+    def read(self, entry: Entry) -> bytes:
+        return _read_at(self.path, entry.where, entry.size)
+
+
+class ZipReader(NamedTuple):
+    """Reads members of a zip without its directory; `where` is (header offset, stored bytes, method, crc)."""
+
+    path: str
+
+    def read(self, entry: Entry) -> bytes:
+        offset, stored, method, crc = entry.where
+        header = _read_at(self.path, offset, 30)
+        if header[:4] != b"PK\x03\x04":
+            raise DataError("the zip has no header where its directory says")
+        name, extra = struct.unpack_from("<HH", header, 26)
+        data = _read_at(self.path, offset + 30 + name + extra, stored)
+        if method == zipfile.ZIP_DEFLATED:
+            try:
+                data = zlib.decompress(data, -15, entry.size)
+            except zlib.error as error:
+                raise DataError(f"damaged in the zip: {error}") from error
+        if len(data) != entry.size or zlib.crc32(data) != crc:
+            raise DataError("damaged in the zip: wrong checksum")
+        return data
+
+
+@dataclass
+class Source:
+    """What `open_source` found; `unlabelled` and `passed_over` are names that did not become entries."""
+
+    entries: list[Entry]
+    reader: FolderReader | TarReader | ZipReader
+    from_table: bool = False
+    unlabelled: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+    damage: str = ""
+
+
+def open_source(path: str, columns: tuple[str, str] | None = None) -> Source:
+    """Look at `path` and list its pictures with their labels; raises SourceError where there are none."""
+    if not os.path.exists(path):
+        raise SourceError(f"{path}: no such file or folder")
+    if os.path.isdir(path):
+        source = _open_folder(path, columns)
+    elif path.lower().endswith(TABLE_SUFFIXES):
+        source = _open_table(path, columns)
+    else:
+        if columns:
+            raise SourceError(f"--columns names columns of a CSV, TSV or JSONL table, and {path} is none")
+        source = _open_archive(path)
+    if not source.entries:
+        raise SourceError(f"{path}: no picture found ({', '.join(sorted(PICTURE_SUFFIXES))})")
+    source.entries.sort(key=lambda entry: entry[:4])
+    return source
+
+
+# --- folders
+
+
+def _open_folder(path: str, columns: tuple[str, str] | None) -> Source:
+    tables = sorted(n for n in os.listdir(path) if n.lower().endswith(TABLE_SUFFIXES) and not _is_litter(n))
+    found: list[tuple[str, int, Any]] = []
+    passed_over: list[str] = []
+    if not columns:
+        for name, size in _walk_folder(path):
+            if _is_picture(name):
+                found.append((unicodedata.normalize("NFC", name), size, name))
+            else:
+                passed_over.append(name)
+        if not tables or len({_folder_of(name) for name, _, _ in found}) > 1:
+            return _label_by_folder(path, found, FolderReader(path), passed_over)
+    if len(tables) != 1:
+        which = f"{len(tables)} tables ({', '.join(tables)}): give one of them as SOURCE" if tables else "no table"
+        raise SourceError(f"{path}: --columns needs one CSV, TSV or JSONL table in this folder, and it holds {which}")
+    return _open_table(os.path.join(path, tables[0]), columns)
+
+
+def _walk_folder(root: str) -> Iterator[tuple[str, int]]:
+    """(path in root, size) of all files; links are followed, but not into a folder that they lie in."""
+    pending = [("", (os.path.realpath(root),))]
+    while pending:
+        folder, above = pending.pop()
+        with os.scandir(os.path.join(root, folder)) as listing:
+            for item in listing:
+                if _is_litter(item.name):
+                    continue
+                name = f"{folder}/{item.name}" if folder else item.name
+                if item.is_dir():
+                    real = os.path.realpath(item.path) if item.is_symlink() else os.path.join(above[-1], item.name)
+                    if real not in above:
+                        pending.append((name, (*above, real)))
+                else:
+                    try:
+                        yield name, item.stat().st_size
+                    except FileNotFoundError:  # a link to nowhere: named when it is read
+                        yield name, -1
+
+
+# --- tables
+
+
+def _open_table(path: str, columns: tuple[str, str] | None) -> Source:
+    """Paths of a table are relative to it, or else to one folder beside it (`labels.csv` beside `images/`)."""
+    rows = read_table(path, columns)
+    home = os.path.dirname(path) or "."
+    folders = sorted(item.path for item in os.scandir(home) if item.is_dir() and not _is_litter(item.name))
+    bases = [base for base in (home, *folders) if os.path.exists(os.path.join(base, rows[0][0]))]
+    if not bases:
+        raise SourceError(
+            f"{path}: {rows[0][0]!r} of its first row is neither in {home} nor in a folder there: "
+            "paths must be relative to the table"
+        )
+    places = [os.path.normpath(os.path.join(bases[0], name)) for name, _ in rows]
+    names = [unicodedata.normalize("NFC", place.replace(os.sep, "/")) for place in places]
+    common = _common_folder({_folder_of(name) for name in names})
+    strip = len(common) + 1 if common or names[0].startswith("/") else 0
+    entries = [
+        Entry(name[strip:], unicodedata.normalize("NFC", label), "", _size_of(place), place)
+        for name, place, (_, label) in zip(names, places, rows, strict=True)
+    ]
+    return Source(entries, FolderReader(""), from_table=True)
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # named when it is read
+        return -1
+
+
+# --- archives
+
+
+def _open_archive(path: str) -> Source:
+    with open(path, "rb") as file:
+        head = file.read(4)
+    if head in (b"PK\x03\x04", b"PK\x05\x06"):
+        members: Iterable[tuple[str, int, Any]] = _zip_members(path)
+        reader: TarReader | ZipReader = ZipReader(path)
+        damage = ""
+    else:
+        from .store import local_tar
+
+        tar_path = local_tar(path)  # of a .tar.gz: decompressed once
+        members, damage = _tar_members(path, tar_path)
+        reader = TarReader(tar_path)
+    found, passed_over = {}, []
+    for name, size, where in members:
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if not parts or any(map(_is_litter, parts)):
+            continue
+        name = unicodedata.normalize("NFC", "/".join(parts))
+        if _is_picture(name):
+            found[name] = (name, size, where)  # a name that comes again replaces the first, as in unpacking
+        else:
+            passed_over.append(name)
+    source = _label_by_folder(path, list(found.values()), reader, passed_over)
+    source.damage = damage
+    return source
+
+
+def _zip_members(path: str) -> Iterator[tuple[str, int, Any]]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise SourceError(f"{path}: not a whole zip archive ({error}): copy it again") from error
+    for info in infos:
+        if info.is_dir():
+            continue
+        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            why = "encrypted" if info.flag_bits & 1 else f"compressed by method {info.compress_type}"
+            raise SourceError(f"{path}: {info.filename} is {why}, which is not read: unpack it and give the folder")
+        yield info.filename, info.file_size, (info.header_offset, info.compress_size, info.compress_type, info.CRC)
+
+
+def _tar_members(shown: str, path: str) -> tuple[list[tuple[str, int, Any]], str]:
+    from .tar import TarDamage, walk
+
+    members: list[tuple[str, int, Any]] = []
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise SourceError(f"{shown}: empty file")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            try:
+                for member in walk(buffer):
+                    if member.is_file:
+                        members.append((member.name, member.size, member.data_offset))
+            except TarDamage as damage:
+                if not members:
+                    raise SourceError(f"{shown}: not a folder, zip, tar, or table (.csv, .tsv, .jsonl)") from damage
+                return members, f"damaged at byte {damage.offset} ({damage.reason}): only what lies before it is used"
+    return members, ""
+
+
+@lru_cache(maxsize=8)
+def _open_once(path: str) -> int:
+    return os.open(path, os.O_RDONLY)
+
+
+def _read_at(path: str, offset: int, size: int) -> bytes:
+    data = os.pread(_open_once(path), size, offset)
+    if len(data) != size:  # cut since it was listed, or more than the system reads at once
+        raise DataError(f"only {len(data)} of {size} bytes at offset {offset} of {os.path.basename(path)}")
+    return data
+
+
+# --- class folders
+
+
+def _label_by_folder(path: str, found: list[tuple[str, int, Any]], reader: Any, passed_over: list[str]) -> Source:
+    """The class is the first folder below the deepest one common to all pictures, or the next where those are splits."""
+    source = Source([], reader, passed_over=passed_over)
+    if not found:
+        return source
+    common = _common_folder({_folder_of(name) for name, _, _ in found})
+    strip = len(common) + 1 if common else 0
+    top = {name[strip:].partition("/")[0] for name, _, _ in found if "/" in name[strip:]}
+    splits = top & SPLIT_FOLDERS.keys() if top <= SPLIT_FOLDERS.keys() else set()
+    if len(top & SPLIT_FOLDERS.keys()) > 1 and not splits:
+        others = ", ".join(sorted(top - SPLIT_FOLDERS.keys())[:3])
+        raise SourceError(f"{path}: folders named like splits lie beside {others}: move these away, or give a table")
+    for name, size, where in found:
+        name = name[strip:]
+        head, _, rest = name.partition("/")
+        label = rest if splits else name
+        if "/" not in label:
+            source.unlabelled.append(name)
+            continue
+        label = label.partition("/")[0]
+        source.entries.append(Entry(name, label, SPLIT_FOLDERS[head] if splits else "", size, where))
+    if not source.entries:
+        example = found[0][0]
+        raise SourceError(
+            f"{path}: no class folders: all {len(found)} pictures lie in one folder (such as {example}); "
+            "put each class into its own folder, or give a CSV with --columns PATH,LABEL"
+        )
+    return source
+
+
+def _common_folder(folders: set[str]) -> str:
+    """The deepest folder that all of these lie in: where the first and the last of them, sorted by parts, agree."""
+    parts = [folder.split("/") for folder in folders]
+    first, last = min(parts), max(parts)
+    agree = [one == other for one, other in zip(first, last, strict=False)] + [False]
+    return "/".join(first[: agree.index(False)])
+
+
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _is_litter(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _LITTER
+
+
+def _is_picture(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in PICTURE_SUFFIXES and "." in name

@@ -1,0 +1,258 @@
+"""Make WebDataset shards from pictures: `python scripts/make_shards.py photos/ shards/`.
+
+in: a folder of class folders, a .zip, .tar or .tar.gz of one, or a table  ->  out: 000.tar ..., their indexes, dataset.json
+Invariant: the same pictures and arguments give the same bytes, whatever the number of workers, and however often the run was
+killed and started again on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # `python scripts/make_shards.py` puts scripts/ there, not the root
+
+from data.errors import ShardError  # noqa: E402
+from data.making import ShardWork, write_shards  # noqa: E402
+from data.output import Done, OutputFolder  # noqa: E402
+from data.packing import class_index, class_names, fingerprint, pack_entries, split_entries  # noqa: E402
+from data.sources import Source, open_source  # noqa: E402
+from data.tables import SourceError  # noqa: E402
+
+DIGITS = ROOT / "examples" / "digits.zip"
+_SHOWN = 20  # pictures left out that are named on the terminal; dataset.json has all
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_args(argv)
+    try:
+        make_shards(**vars(args))
+    except (SourceError, ShardError) as error:
+        print(f"make_shards.py: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"make_shards.py: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
+    except BrokenProcessPool:
+        print(
+            "make_shards.py: a worker process was killed (out of memory?): run the same command again, it goes on where "
+            "it stopped; fewer --workers need less memory",
+            file=sys.stderr,
+        )
+        return 2
+    except KeyboardInterrupt:
+        print("make_shards.py: interrupted: the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def make_shards(
+    source: str,
+    out: str,
+    *,
+    columns: tuple[str, str] | None,
+    classes: str | None,
+    split: dict[str, float] | None,
+    shard_size: int | None,
+    num_shards: int | None,
+    max_bytes: int | None,
+    seed: int,
+    shuffle: bool,
+    resize: int | None,
+    strict: bool,
+    overwrite: bool,
+    workers: int,
+) -> None:
+    """The whole story; raises SourceError, ShardError and OSError for what the user can mend."""
+    found = open_source(source, columns)
+    report_source(source, found, strict)
+    entries = found.entries
+    names = class_names(entries, found.from_table, read_class_list(classes))
+    if split:
+        if any(entry.split for entry in entries):
+            raise SourceError(f"{source}: its folders are splits already: leave --split out")
+        entries = split_entries(entries, split, seed)
+    cut = {"shard_size": shard_size, "num_shards": num_shards, "max_bytes": max_bytes}
+    plans = pack_entries(entries, class_index(names, entries), seed=seed, shuffle=shuffle, **cut)
+
+    arguments: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "split": split, "resize": resize, **cut}
+    digest = fingerprint(entries, names, arguments)
+    folder = OutputFolder(out, digest, {"source": os.path.basename(os.path.abspath(source)), **arguments})
+    done = folder.prepare([plan.path for plan in plans], overwrite, source)
+    try:
+        missing = [plan for plan in plans if plan.path not in done]
+        if done:
+            print(f"{out}: {len(done)} of {len(plans)} shards are there already", file=sys.stderr)
+        work = ShardWork(out, folder.journal, found.reader, resize, strict)
+        done |= write_shards(work, missing, workers, total=len(entries))
+        done = {plan.path: done[plan.path] for plan in plans}
+        report_left_out(done, len(entries))
+        folder.finish(done, names)
+    finally:
+        folder.close()
+    report_result(out, done, names)
+
+
+def read_class_list(path: str | None) -> list[str] | None:
+    if path is None:
+        return None
+    from data.classes import read_classes
+
+    return read_classes(path)
+
+
+def report_source(path: str, source: Source, strict: bool) -> None:
+    """Say what of the source is not used; with `strict` that is an error where it is a picture."""
+    problems = [f"{path}: {source.damage}"] if source.damage else []
+    if source.unlabelled:
+        problems.append(f"{path}: {len(source.unlabelled)} pictures lie in no class folder: {_some(source.unlabelled)}")
+    if problems and strict:
+        raise SourceError(problems[0])
+    if source.passed_over:
+        problems.append(f"{path}: {len(source.passed_over)} files are not pictures: {_some(source.passed_over)}")
+    labels: dict[str, set[str]] = {}
+    for entry in source.entries:
+        labels.setdefault(entry.split, set()).add(entry.label)
+    for split in labels.keys() - {"train"} if "train" in labels else ():
+        if unseen := sorted(labels[split] - labels["train"]):
+            problems.append(f"{path}: {split} has classes that train has not: {_some(unseen)}")
+    for problem in problems:
+        print(f"note: {problem}", file=sys.stderr)
+
+
+def report_left_out(shards: dict[str, Done], total: int) -> None:
+    left_out = [item for done in shards.values() for item in done.left_out]
+    for name, reason in left_out[:_SHOWN]:
+        print(f"left out: {name}: {reason}", file=sys.stderr)
+    if len(left_out) == total:
+        raise SourceError(f"none of the {total} pictures can be read")
+    if left_out:
+        more = f", {len(left_out) - _SHOWN} of them not named here" if len(left_out) > _SHOWN else ""
+        print(f"left out: {len(left_out)} of {total} pictures{more}; dataset.json has the list", file=sys.stderr)
+
+
+def report_result(out: str, shards: dict[str, Done], classes: Sequence[str]) -> None:
+    """What was made, and the command that trains on it."""
+    splits: dict[str, list[str]] = {}
+    for path in shards:
+        splits.setdefault(os.path.dirname(path), []).append(path)
+    for split, paths in splits.items():
+        records = [shards[path].record for path in paths]
+        samples, size = sum(r.samples for r in records), sum(r.bytes for r in records)
+        shown = f"{len(paths)} shards" if len(paths) > 1 else "1 shard"
+        print(f"{os.path.join(out, split)}: {samples:,} pictures of {len(classes)} classes in {shown}, {size / 1e6:,.1f} MB")
+    train = "train" if "train" in splits else max(splits, key=lambda split: len(splits[split]))
+    others = [split for split in ("val", "test", *splits) if split in splits and split != train]
+    run = os.path.relpath(ROOT / "run.py")
+    command = ["python", run if not run.startswith("..") else str(ROOT / "run.py"), "--data"]
+    command.append(shard_pattern(out, splits[train]))
+    if others:
+        command += ["--val-data", shard_pattern(out, splits[others[0]])]
+    print("\nTrain on it:\n\n    " + shlex.join(command))
+
+
+def shard_pattern(out: str, paths: Sequence[str]) -> str:
+    """One argument for --data that stands for these shards."""
+    folder = os.path.join(out, os.path.dirname(paths[0]))
+    first, last = (os.path.basename(path).partition(".")[0] for path in (paths[0], paths[-1]))
+    if re.search(r"[{}<>*?\[\],]|::", folder):  # would be read as a pattern itself
+        return folder.rstrip("/")
+    return os.path.join(folder, f"{{{first}..{last}}}.tar" if len(paths) > 1 else f"{first}.tar")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, not the usage in front of it."""
+        self.exit(2, f"{self.prog}: {message} (see --help)\n")
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog="make_shards.py",
+        description="Make WebDataset shards (.tar) from pictures, with their indexes and dataset.json. A run that was "
+        "killed goes on where it stopped when the same command is given again.",
+        epilog="The class of a picture is the first folder below the deepest folder common to all pictures; folders train, "
+        "val and test at that place are splits. Each sample has the picture (bytes untouched without --resize), cls (the "
+        "class number) and json (path and class). What is not a whole picture by a quick look (header, size, end mark; a "
+        "full decode only where these are in doubt) is named and left out.",
+    )
+    add = parser.add_argument
+    add("source", nargs="?", metavar="SOURCE", help="folder of class folders, a .zip, .tar, .tar.gz of one, a table "
+        "(.csv, .tsv, .jsonl), or a folder of pictures with one table in it (default: examples/digits.zip in 100 shards)")
+    add("out", nargs="?", metavar="OUT", default="shards", help="folder for the shards (default: %(default)s)")
+    add("--columns", type=_columns, metavar="PATH,LABEL", help="a table's columns (default: path,label); paths are "
+        "relative to the table, labels are class names or class numbers")
+    add("--classes", metavar="FILE", help="class names in their order: a dataset.json, a JSON list, or one name a line")
+    add("--split", type=_shares, metavar="train=0.9,val=0.1", help="deal the pictures of each class to splits")
+    add("--shard-size", type=_positive, metavar="N", help="samples in a shard (default: 1000)")
+    add("--num-shards", type=_positive, metavar="N", help="number of shards (of the largest split) instead")
+    add("--max-bytes", type=_size, metavar="N", help="also end a shard before this size, like 500M (sizes as in the source)")
+    add("--seed", type=int, default=0, help="of the order and of --split (default: %(default)s)")
+    add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the sorted names")
+    add("--resize", type=_positive, metavar="SHORT_SIDE", help="make larger pictures this small: same format, upright, "
+        "JPEG quality 90")
+    add("--strict", action="store_true", help="stop at the first picture that can't be used")
+    add("--overwrite", action="store_true", help="remove the shards in OUT and start afresh")
+    add("--workers", type=_positive, default=_num_cores(), metavar="N", help="processes (default: the cores, %(default)s)")
+    args = parser.parse_args(argv)
+    if args.num_shards and (args.shard_size or args.max_bytes):
+        parser.error("--num-shards goes with neither --shard-size nor --max-bytes: give one")
+    if args.source is None:
+        args.source = str(DIGITS)
+        args.num_shards = args.num_shards or (None if args.shard_size or args.max_bytes else 100)
+    if args.num_shards is None and args.shard_size is None:
+        args.shard_size = 1000
+    return args
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
+    if not match or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes, like 500M")
+    return int(match[1]) * 1000 ** " KMGT".index(match[2] or " ")
+
+
+def _columns(text: str) -> tuple[str, str]:
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} does not name two columns, like file,label")
+    return names[0], names[1]
+
+
+def _shares(text: str) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([A-Za-z][\w-]*)=(0?\.\d+)\s*", part)
+        if not match or match[1] in shares or match[1] == "all":
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of splits and shares, like train=0.9,val=0.1")
+        shares[match[1]] = float(match[2])
+    if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) <= 0:
+        raise argparse.ArgumentTypeError(f"the shares in {text!r} make {sum(shares.values()):g}, not 1")
+    return shares
+
+
+if __name__ == "__main__":
+    sys.exit(main())
