@@ -6,9 +6,7 @@ Invariant: the bytes of a sample come from one `pread`; no more than `max_open` 
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 import uuid
 import zlib
 from collections import OrderedDict
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from .cache import cached_path
 from .errors import ShardError, StaleIndexError
 from .index import read_index
 
@@ -29,25 +28,6 @@ COMPRESSED = {  # first bytes -> (what it is, how to undo it)
     b"\xfd7zXZ\0": ("xz", "unxz"),
 }
 CUT_SUFFIX = ".cut.tar"
-
-
-def cache_dir() -> str:
-    """The user's cache folder, made if missing: $XDG_CACHE_HOME/shardline, ~/.cache/shardline, or one in the temporary folder."""
-    places = [os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")]
-    for place in places:
-        if os.path.isabs(place):
-            folder = os.path.join(place, "shardline")
-            try:
-                os.makedirs(folder, exist_ok=True)
-            except OSError:
-                continue
-            if os.access(folder, os.W_OK | os.X_OK):
-                return folder
-    folder = os.path.join(tempfile.gettempdir(), f"shardline-{os.getuid()}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    if os.stat(folder).st_uid != os.getuid():  # another user's: what it holds is not to be trusted
-        raise ShardError(f"{folder}: belongs to another user; set XDG_CACHE_HOME to a folder that can be written")
-    return folder
 
 
 def local_tar(path: str) -> str:
@@ -63,9 +43,7 @@ def local_tar(path: str) -> str:
         raise ShardError(f"{path}: can't be read: {error.strerror}") from None
     for magic, (kind, command) in COMPRESSED.items():
         if start.startswith(magic):
-            raise ShardError(
-                f"{path}: compressed with {kind}, which has no random access: decompress it first ({command})"
-            )
+            raise ShardError(f"{path}: compressed with {kind}, which has no random access: decompress it first ({command})")
     return path
 
 
@@ -76,24 +54,19 @@ def cut_reason(tar_path: str) -> str:
 
 def _decompressed(path: str, file: BinaryIO) -> str:
     """The cached copy of a gzip shard, made if missing; one of a cut shard is named so."""
-    status = os.fstat(file.fileno())
-    stamp = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}"
-    digest = hashlib.sha256(stamp.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    stem = os.path.join(cache_dir(), "tar", f"{os.path.basename(path)}-{digest}")
-    for whole in (stem + ".tar", stem + CUT_SUFFIX):
-        if os.path.exists(whole):
-            return whole
+    stem = cached_path("tar", path, os.fstat(file.fileno()))
+    for known in (stem + ".tar", stem + CUT_SUFFIX):
+        if os.path.exists(known):
+            return known
     temporary = f"{stem}.{uuid.uuid4().hex}.tmp"
     try:
-        os.makedirs(os.path.dirname(stem), exist_ok=True)
         with open(temporary, "xb") as out:
             is_cut = _decompress(file, out)
         final = stem + (CUT_SUFFIX if is_cut else ".tar")
         os.replace(temporary, final)
     except OSError as error:
         raise ShardError(
-            f"{path}: can't be decompressed into {os.path.dirname(stem)}: {error.strerror}; "
-            "set XDG_CACHE_HOME to a folder with room"
+            f"{path}: can't be decompressed into {os.path.dirname(stem)}: {error.strerror}; set XDG_CACHE_HOME to a folder with room"
         ) from None
     finally:
         Path(temporary).unlink(missing_ok=True)
@@ -133,9 +106,7 @@ class ShardFiles:
         """(the bytes of sample `i`, their offset in the tar), as `parse_sample` takes them."""
         fd, offsets = self._opened(shard)
         if not 0 <= i < len(offsets) - 1:
-            raise StaleIndexError(
-                f"{shard.name}: its index changed under the run ({len(offsets) - 1} samples, sample {i} asked for)"
-            )
+            raise StaleIndexError(f"{shard.name}: its index changed under the run ({len(offsets) - 1} samples, sample {i} asked for)")
         start, end = int(offsets[i]), int(offsets[i + 1])
         data = os.pread(fd, end - start, start)
         while len(data) < end - start:  # Linux reads at most 2 GiB at once

@@ -16,7 +16,7 @@ from zlib import adler32
 from .errors import DataError, StaleIndexError
 
 BLOCK = 512
-ZERO_BLOCK = bytes(BLOCK)
+SPARSE = "a sparse file (tar --sparse), which can't be read,"
 
 Buffer = bytes | bytearray | memoryview | mmap
 RawMember = tuple[bytes, int, int, int, bool]  # Member's fields, the name still bytes
@@ -61,14 +61,14 @@ def walk_raw(buf: Buffer, start: int = 0, end: int | None = None, base: int = 0)
     1 + the sum of the bytes modulo 65521, and so verifies a header's checksum twenty times faster than `sum`.
     """
     end = len(buf) if end is None else end
-    pos = start
+    first = pos = start  # first: the member's first header; pos: the header to read next
     expected = _ADLER_OF_CHECKSUM.get
     while pos < end:
         head = bytes(buf[pos : pos + BLOCK])
         data = pos + BLOCK
         if (
             data <= end
-            and head[156] == 48  # "0", a file
+            and (head[156] == 48 or head[156] == 120)  # "0", a file, or "x", a PAX header
             and expected(head[148:156]) == adler32(head) & 0xFFFF
             and not head[345]  # no prefix
             and head[135] <= 32  # the size field is 11 digits and a terminator
@@ -78,16 +78,23 @@ def walk_raw(buf: Buffer, start: int = 0, end: int | None = None, base: int = 0)
             except ValueError:
                 size = -1
             if 0 <= size <= end - data:
-                cut = head.find(0, 0, 100)
-                yield head[:cut] if cut >= 0 else head[:100], pos, data, size, True
-                pos = data + (size + 511 & -512)
-                continue
-        if not head.strip(b"\0"):
-            pos = _skip_zeros(buf, pos, end)
+                stop = data + (size + 511 & -512)
+                if head[156] == 48:
+                    cut = head.find(0, 0, 100)
+                    yield head[:cut] if cut >= 0 else head[:100], first, data, size, True
+                    first = pos = stop
+                    continue
+                if not _changes_member(bytes(buf[data : data + size])):
+                    pos = stop
+                    continue
+        if first == pos and not head[0] and not head.strip(b"\0"):
+            first = pos = _skip_zeros(buf, pos, end)
             continue
-        member = _read_member(buf, pos, end, base)
+        member = _read_member(buf, first, end, base)
         yield member
-        pos = member[2] + (member[3] + 511 & -512)
+        first = pos = member[2] + (member[3] + 511 & -512)
+    if first < end and first != pos:
+        _read_member(buf, first, end, base)  # raises: nothing follows an extended header
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -146,47 +153,46 @@ def _stale(shard_name: str, offset: int, why: str) -> StaleIndexError:
     )
 
 
-# checksum field (8 bytes) -> low half of the adler32 of any header whose unsigned sum it states; filled by `_check_header`
+# checksum field (8 bytes) -> low half of the adler32 of any header whose unsigned sum it states; filled by `_read_header`
 _ADLER_OF_CHECKSUM: dict[bytes, int] = {}
 
 
 def _read_member(buf: Buffer, first: int, end: int, base: int) -> RawMember:
-    """The member whose first header is at `first`, whatever kind it is of."""
-    pos = first
+    """The member whose first header is at `first`, whatever kind it is of. Damage in any of its headers is said to be at `first`."""
+    pos, damaged_at = first, base + first
     long_name = pax_name = b""
     pax_size: int | None = None
     while True:
-        head = _read_header(buf, pos, end, base)
+        head = _read_header(bytes(buf[pos : min(pos + BLOCK, end)]), damaged_at)
         kind = head[156:157]
         data = pos + BLOCK
-        if kind not in (b"L", b"K", b"x", b"X"):
+        if kind not in b"LKxX":
             break
-        size = _read_size(head, base + pos)
-        if data + size > end:
-            raise TarDamage(base + first, "cut in an extended header")
+        size = _read_size(head, damaged_at)
+        if size > end - data:
+            raise TarDamage(damaged_at, "cut in an extended header")
         body = bytes(buf[data : data + size])
         if kind == b"L":
             long_name = body.partition(b"\0")[0]
-        elif kind != b"K":
-            pax_name, pax_size = _read_pax(body, base + first)
+        elif kind != b"K":  # K is the target of a link
+            pax_name, pax_size = _read_pax(body, damaged_at)
         pos = data + (size + 511 & -512)
     if kind == b"S":
-        raise TarDamage(base + first, "a sparse file (made by tar --sparse), which can't be read,")
+        raise TarDamage(damaged_at, SPARSE)
     name = pax_name or long_name or _read_name(head)
-    # a v7 header marks a directory by the slash; links, devices, directories and fifos have no data, whatever their size field says
-    no_data = kind in (b"1", b"2", b"3", b"4", b"5", b"6") or (kind == b"\0" and name.endswith(b"/"))
-    size = 0 if no_data else pax_size if pax_size is not None else _read_size(head, base + pos)
-    if data + size > end:
+    # v7 marks a directory by a slash; links, devices, directories and fifos have no data, whatever their size field says
+    no_data = kind in b"123456" or (kind == b"\0" and name.endswith(b"/"))
+    size = 0 if no_data else pax_size if pax_size is not None else _read_size(head, damaged_at)
+    if size > end - data:
         shown = name.decode("utf-8", "backslashreplace")
-        raise TarDamage(base + first, f"the data of {shown!r} is cut ({end - data} of {size} bytes are there)", name)
-    return name, first, data, size, not no_data and kind in (b"0", b"\0", b"7")
+        raise TarDamage(damaged_at, f"the data of {shown!r} is cut ({max(0, end - data)} of {size} bytes are there)", name)
+    return name, first, data, size, kind in b"07\0" and not no_data
 
 
-def _read_header(buf: Buffer, pos: int, end: int, base: int) -> bytes:
-    """The 512 bytes at `pos`, if they are a header whose checksum is right."""
-    head = bytes(buf[pos : min(pos + BLOCK, end)])
+def _read_header(head: bytes, damaged_at: int) -> bytes:
+    """`head`, if it is a header whose checksum is right."""
     if len(head) < BLOCK:
-        raise TarDamage(base + pos, "cut in a header" if head else "cut after an extended header")
+        raise TarDamage(damaged_at, "cut in a header")
     field = head[148:156]
     if _ADLER_OF_CHECKSUM.get(field) == adler32(head) & 0xFFFF:
         return head
@@ -200,7 +206,7 @@ def _read_header(buf: Buffer, pos: int, end: int, base: int) -> bytes:
             _ADLER_OF_CHECKSUM.clear()
         _ADLER_OF_CHECKSUM[field] = adler32(head) & 0xFFFF
     elif stated != sum(struct.unpack("512b", without_field)):  # some old tars summed signed bytes
-        raise TarDamage(base + pos, "broken header")
+        raise TarDamage(damaged_at, "broken header")
     return head
 
 
@@ -212,28 +218,33 @@ def _read_name(head: bytes) -> bytes:
     return name
 
 
-def _read_size(head: bytes, offset: int) -> int:
+def _read_size(head: bytes, damaged_at: int) -> int:
     try:
         size = _parse_number(head[124:136])
     except ValueError:
         size = -1
     if size < 0:
-        raise TarDamage(offset, "broken size in a header")
+        raise TarDamage(damaged_at, "broken size in a header")
     return size
 
 
 def _parse_number(field: bytes) -> int:
     """Octal digits with any padding, or base-256: the first byte has its high bit set and the rest is a big-endian number."""
     if field[0] & 0x80:
-        return int.from_bytes(field, "big", signed=True) & ((1 << (8 * len(field) - 1)) - 1) if field[0] == 0x80 else -1
+        return int.from_bytes(field[1:], "big") if field[0] == 0x80 else -1  # else negative, or beyond any file
     return int(field.partition(b"\0")[0].strip() or b"0", 8)
+
+
+def _changes_member(pax: bytes) -> bool:
+    """Whether a PAX header may say more than times and owners."""
+    return b"path=" in pax or b"size=" in pax or b"GNU.sparse" in pax
 
 
 def _read_pax(body: bytes, offset: int) -> tuple[bytes, int | None]:
     """The (path, size) that a PAX header states; b"" and None where it doesn't. Records are `LENGTH KEY=VALUE\\n`."""
     name, size = b"", None
-    if b"path=" not in body and b"size=" not in body and b"GNU.sparse" not in body:
-        return name, size  # times and owners only: the common case
+    if not _changes_member(body):
+        return name, size
     pos = 0
     while pos < len(body) and body[pos]:
         length, _, _ = body[pos : pos + 20].partition(b" ")
@@ -243,7 +254,7 @@ def _read_pax(body: bytes, offset: int) -> tuple[bytes, int | None]:
         if not equals:
             raise TarDamage(offset, "broken PAX header")
         if key.startswith(b"GNU.sparse"):
-            raise TarDamage(offset, "a sparse file (made by tar --sparse), which can't be read,")
+            raise TarDamage(offset, SPARSE)
         if key == b"path":
             name = value
         elif key == b"size" and value:
