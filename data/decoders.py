@@ -2,7 +2,7 @@
 
 in: field name, bytes  ->  out: picture (H, W, 3) uint8, int, str, JSON value, array, or the bytes themselves
 Invariant: pure, and the bytes decide, not the extension. Bad bytes raise `DataError`; anything else that is raised is a fault
-of the code. Nothing is unpickled, nothing is printed, and no picture above `MAX_PIXELS` is decoded.
+of the code. Nothing is unpickled, PIL's warnings stay inside, and no picture above `MAX_PIXELS` is decoded.
 """
 
 from __future__ import annotations
@@ -50,8 +50,14 @@ _PPM = re.compile(rb"P[1-6][\s#]")
 # Where PIL keeps EXIF and XMP.
 _EXIF = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
-# What PIL raises on bytes that it can't read. Caught only around PIL's own calls, where none of our code runs.
-_PIL_ERRORS = (OSError, SyntaxError, ValueError, struct.error, EOFError)
+# PIL's names of what brings a picture of EXIF orientation 2, 3, ... 8 upright.
+_TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
+
+# PIL's words for what has a plainer name.
+_PLAINER = {
+    "not identified by this driver": "the header is cut or broken",
+    "cannot load this image": "a header and no pixels",
+}
 
 
 @dataclass(slots=True)
@@ -71,20 +77,25 @@ class Picture:
 
 def open_picture(data: Buffer) -> Picture:
     """Reads the header. Raises DataError: no picture, a broken header, more than MAX_PIXELS."""
+    data = bytes(data)
     kind = _kind(data)
     late_exif = kind == "Png" and _check_png(data)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = _reader(kind)(io.BytesIO(data))
+            file = io.BytesIO(data)
+            image = _reader(kind)(file)
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{image.width} x {image.height} pixels: more than the limit of {MAX_PIXELS:,}")
+            # PIL reads what stands in place of lost pixels, such as zeros, as gray ones
+            if kind == "Jpeg" and data.rfind(b"\xff\xd9", file.tell()) < 0:
+                raise DataError(f"JPEG is cut: no end mark in its {len(data)} bytes")
             if late_exif:
                 image.load()
             return Picture(image, _orientation(image))
     except DataError:
         raise
-    except _PIL_ERRORS as error:
+    except _pil_errors() as error:
         raise DataError(_reason(kind, error)) from None
 
 
@@ -99,7 +110,7 @@ def read_pixels(picture: Picture) -> Image.Image:
                 image.load()
         else:
             image.load()
-    except _PIL_ERRORS as error:
+    except _pil_errors() as error:
         raise DataError(_reason(image.format or "picture", error)) from None
     if image.mode in ("RGB", "L") and "transparency" not in image.info:
         return image
@@ -120,21 +131,12 @@ def turned(image: Image.Image, orientation: int) -> Image.Image:
         return image
     from PIL.Image import Transpose
 
-    methods = (
-        Transpose.FLIP_LEFT_RIGHT,
-        Transpose.ROTATE_180,
-        Transpose.FLIP_TOP_BOTTOM,
-        Transpose.TRANSPOSE,
-        Transpose.ROTATE_270,
-        Transpose.TRANSVERSE,
-        Transpose.ROTATE_90,
-    )
-    return image.transpose(methods[orientation - 2])
+    return image.transpose(Transpose[_TURNS[orientation - 2]])
 
 
-def _kind(data: Buffer) -> str:
+def _kind(data: bytes) -> str:
     """The format that the first bytes show, as PIL's modules are named."""
-    head = bytes(data[:16])
+    head = data[:16]
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind
@@ -143,6 +145,14 @@ def _kind(data: Buffer) -> str:
     if _PPM.match(head):
         return "Ppm"
     raise DataError(f"not a picture: {len(data)} bytes that start with {head[:8]!r}" if head else "the file is empty")
+
+
+@lru_cache
+def _pil_errors() -> tuple[type[Exception], ...]:
+    """What PIL raises on bytes that it can't read; caught only around PIL's own calls, where none of our code runs."""
+    from PIL.Image import DecompressionBombError
+
+    return OSError, SyntaxError, ValueError, EOFError, struct.error, DecompressionBombError
 
 
 @lru_cache
@@ -158,12 +168,12 @@ def _orientation(image: Image.Image) -> int:
         return 1
     try:
         value = image.getexif().get(0x0112, 1)
-    except (*_PIL_ERRORS, TypeError, KeyError, IndexError):
+    except (*_pil_errors(), TypeError, KeyError, IndexError):
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _check_png(data: Buffer) -> bool:
+def _check_png(data: bytes) -> bool:
     """Checks the checksum of every chunk, which PIL skips for the pixels; says whether EXIF stands after the pixels."""
     view = memoryview(data)
     position, in_pixels, late_exif = 8, False, False
@@ -223,8 +233,11 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
 
 
 def _reason(kind: str, error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return f"{kind.upper()} can't be decoded: {text[:200]}"
+    text = " ".join(str(error).split())[:200]
+    text = _PLAINER.get(text, text)
+    if error.__cause__ is not None:  # PIL's text is then that of an IndexError or KeyError inside its reader
+        text = f"broken header ({type(error.__cause__).__name__}: {text})"
+    return f"{kind.upper()} can't be decoded: {text or type(error).__name__}"
 
 
 def decode_text(data: Buffer) -> str:
