@@ -14,12 +14,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .errors import DataError
 from .output import Done, append_record
 from .packing import ShardPlan, describe
 from .pictures import check_picture, resize_picture
+from .readers import FolderReader, TarReader, ZipReader
 from .tables import SourceError
 from .writer import ShardWriter
 
@@ -30,7 +30,7 @@ class ShardWork:
 
     out: str
     journal: str
-    reader: Any
+    reader: FolderReader | TarReader | ZipReader
     resize: int | None
     strict: bool
 

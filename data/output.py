@@ -24,6 +24,7 @@ _OURS = re.compile(r"\d{3,}\.tar(\.idx)?")
 _OUR_PATH = re.compile(r"([\w-]+/)?\d{3,}\.tar")
 _UNFINISHED = re.compile(r"\.\d{3,}\.tar\.\d+\.part|\.\d{3,}\.tar\.idx\.[0-9a-f]+\.tmp|dataset\.json\.\d+\.part")
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.idx")
+_PATIENCE = 5.0  # seconds that the lock of a killed run may outlive it, in its workers
 
 
 class Done(NamedTuple):
@@ -68,7 +69,7 @@ class OutputFolder:
         done = {path: done for path, done in (earlier.done if earlier else {}).items() if self._is_whole(path, done)}
         done = {path: done[path] for path in shards if path in done}
         if len(done) < len(shards) or os.path.exists(self.journal) or earlier is None:
-            self._start_journal(folders)
+            self._start_journal({os.path.dirname(path) for path in shards} | {""})
         return done
 
     def finish(self, shards: Mapping[str, Done], classes: Sequence[str], **more: Any) -> None:
@@ -233,9 +234,9 @@ def _parse_summary(content: Mapping[str, Any]) -> _Earlier:
     return _Earlier(content["digest"], content["arguments"], done)
 
 
-def _lock_file(file: int, patience: float = 5.0) -> bool:
+def _lock_file(file: int) -> bool:
     """Lock it, or say that another process has it. Workers of a killed run may hold it for a moment longer."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + _PATIENCE
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .sources import Entry
+from .readers import Entry
 from .tables import SourceError
-from .writer import BLOCK, sample_size, shard_names
+from .writer import BLOCK, shard_names
 
 _MAX_KEY = 80  # bytes, so that key and field fit into a plain tar header
+_UNSAFE = re.compile(r"[^\w-]+")
 _MAX_INTEGER_LABEL = 1_000_000
 
 
@@ -126,14 +127,18 @@ def _cut(items: list[Item], shard_size: int, max_bytes: int | None) -> list[list
     runs: list[list[Item]] = []
     used = 0
     for item in items:
-        sizes = {"jpeg": max(item.entry.size, 0), "cls": BLOCK, "json": len(describe(item.entry))}
-        size = sample_size(item.key, sizes)
+        # Three headers (keys are short enough for plain ones), the picture, one block of cls, the json.
+        size = 4 * BLOCK + _blocks(item.entry.size) + _blocks(len(describe(item.entry)))
         if not runs or len(runs[-1]) == shard_size or used + size > max_bytes:
             runs.append([])
             used = 2 * BLOCK  # the end of the archive
         runs[-1].append(item)
         used += size
     return runs
+
+
+def _blocks(size: int) -> int:
+    return max(size, 0) + -max(size, 0) % BLOCK
 
 
 def describe(entry: Entry) -> bytes:
@@ -148,7 +153,7 @@ def unique_keys(by_name: Iterable[Entry]) -> list[str]:
     keys = []
     for entry in by_name:
         stem = entry.name.rpartition("/")[2].rpartition(".")[0] or entry.name.rpartition("/")[2]
-        base = key = _cut_text(re.sub(r"[^\w-]+", "_", f"{entry.label}_{stem}"), _MAX_KEY)
+        base = key = _cut_text(_UNSAFE.sub("_", f"{entry.label}_{stem}"), _MAX_KEY)
         while key in taken:
             number = next_number[base] = next_number.get(base, 1) + 1
             key = f"{base}-{number}"

@@ -9,72 +9,19 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
+import stat
 import unicodedata
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from .errors import DataError
 from .pictures import PICTURE_SUFFIXES
+from .readers import Entry, FolderReader, TarReader, ZipReader
 from .tables import TABLE_SUFFIXES, SourceError, read_table
 
 SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _LITTER = frozenset(["__macosx", "thumbs.db", "desktop.ini", "@eadir"])  # beside all names that begin with a dot
-
-
-class Entry(NamedTuple):
-    """One picture: its name, label and split ("" without splits), size in bytes (-1 unknown), and where it lies."""
-
-    name: str
-    label: str
-    split: str
-    size: int
-    where: Any
-
-
-class FolderReader(NamedTuple):
-    """Reads files of a folder; `where` is a path in it (or an absolute one, from a table)."""
-
-    root: str
-
-    def read(self, entry: Entry) -> bytes:
-        with open(os.path.join(self.root, entry.where), "rb", buffering=0) as file:
-            return file.read()
-
-
-class TarReader(NamedTuple):
-    """Reads members of a plain tar; `where` is the offset of the data."""
-
-    path: str
-
-    def read(self, entry: Entry) -> bytes:
-        return _read_at(self.path, entry.where, entry.size)
-
-
-class ZipReader(NamedTuple):
-    """Reads members of a zip without its directory; `where` is (header offset, stored bytes, method, crc)."""
-
-    path: str
-
-    def read(self, entry: Entry) -> bytes:
-        offset, stored, method, crc = entry.where
-        header = _read_at(self.path, offset, 30)
-        if header[:4] != b"PK\x03\x04":
-            raise DataError("the zip has no header where its directory says")
-        name, extra = struct.unpack_from("<HH", header, 26)
-        data = _read_at(self.path, offset + 30 + name + extra, stored)
-        if method == zipfile.ZIP_DEFLATED:
-            try:
-                data = zlib.decompress(data, -15, entry.size)
-            except zlib.error as error:
-                raise DataError(f"damaged in the zip: {error}") from error
-        if len(data) != entry.size or zlib.crc32(data) != crc:
-            raise DataError("damaged in the zip: wrong checksum")
-        return data
 
 
 @dataclass
@@ -103,7 +50,7 @@ def open_source(path: str, columns: tuple[str, str] | None = None) -> Source:
         source = _open_archive(path)
     if not source.entries:
         raise SourceError(f"{path}: no picture found ({', '.join(sorted(PICTURE_SUFFIXES))})")
-    source.entries.sort(key=lambda entry: entry[:4])
+    source.entries.sort()
     return source
 
 
@@ -130,7 +77,7 @@ def _open_folder(path: str, columns: tuple[str, str] | None) -> Source:
 
 def _walk_folder(root: str) -> Iterator[tuple[str, int]]:
     """(path in root, size) of all files; links are followed, but not into a folder that they lie in."""
-    pending = [("", (os.path.realpath(root),))]
+    pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(root),))]
     while pending:
         folder, above = pending.pop()
         with os.scandir(os.path.join(root, folder)) as listing:
@@ -144,9 +91,12 @@ def _walk_folder(root: str) -> Iterator[tuple[str, int]]:
                         pending.append((name, (*above, real)))
                 else:
                     try:
-                        yield name, item.stat().st_size
+                        status = item.stat()
                     except FileNotFoundError:  # a link to nowhere: named when it is read
                         yield name, -1
+                    else:
+                        if stat.S_ISREG(status.st_mode):  # reading a pipe would hang
+                            yield name, status.st_size
 
 
 # --- tables
@@ -199,7 +149,7 @@ def _open_archive(path: str) -> Source:
         reader = TarReader(tar_path)
     found, passed_over = {}, []
     for name, size, where in members:
-        parts = [part for part in name.split("/") if part not in ("", ".")]
+        parts = [part for part in name.split("/") if part not in ("", ".", "..")]
         if not parts or any(map(_is_litter, parts)):
             continue
         name = unicodedata.normalize("NFC", "/".join(parts))
@@ -246,18 +196,6 @@ def _tar_members(shown: str, path: str) -> tuple[list[tuple[str, int, Any]], str
     return members, ""
 
 
-@lru_cache(maxsize=8)
-def _open_once(path: str) -> int:
-    return os.open(path, os.O_RDONLY)
-
-
-def _read_at(path: str, offset: int, size: int) -> bytes:
-    data = os.pread(_open_once(path), size, offset)
-    if len(data) != size:  # cut since it was listed, or more than the system reads at once
-        raise DataError(f"only {len(data)} of {size} bytes at offset {offset} of {os.path.basename(path)}")
-    return data
-
-
 # --- class folders
 
 
@@ -281,12 +219,14 @@ def _label_by_folder(path: str, found: list[tuple[str, int, Any]], reader: Any, 
             source.unlabelled.append(name)
             continue
         label = label.partition("/")[0]
+        label = label.strip() or label
         source.entries.append(Entry(name, label, SPLIT_FOLDERS[head] if splits else "", size, where))
     if not source.entries:
-        example = found[0][0]
+        if any(name.endswith(".cls") for name in passed_over):
+            raise SourceError(f"{path}: holds .cls files beside its pictures, so it is a shard already: train on it as it is")
         raise SourceError(
-            f"{path}: no class folders: all {len(found)} pictures lie in one folder (such as {example}); "
-            "put each class into its own folder, or give a CSV with --columns PATH,LABEL"
+            f"{path}: no class folders: all {len(found)} pictures lie in one folder (such as {min(found)[0]}); "
+            "put each class into its own folder, or give a table with --columns PATH,LABEL"
         )
     return source
 

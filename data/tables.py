@@ -22,7 +22,7 @@ class SourceError(ValueError):
 def read_table(path: str, columns: tuple[str, str] | None) -> list[tuple[str, str]]:
     """(path, label) of each row, in the order of the table; raises SourceError."""
     wanted = columns or DEFAULT_COLUMNS
-    rows = []
+    rows: list[tuple[str, str]] = []
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             for line, row in _rows_of_json(path, file) if path.lower().endswith(".jsonl") else _rows_of_csv(path, file):
@@ -30,7 +30,7 @@ def read_table(path: str, columns: tuple[str, str] | None) -> list[tuple[str, st
                 if missing:
                     raise SourceError(
                         f"{path} line {line}: no column {missing[0]!r} among {', '.join(map(str, row))}: "
-                        "name the columns that hold path and label, like --columns file,label"
+                        f"name those that hold path and label, like --columns {_example(row)}"
                     )
                 values = tuple("" if row[name] is None else str(row[name]).strip() for name in wanted)
                 if "" in values:
@@ -43,6 +43,11 @@ def read_table(path: str, columns: tuple[str, str] | None) -> list[tuple[str, st
     if not rows:
         raise SourceError(f"{path}: the table has no rows")
     return rows
+
+
+def _example(row: dict[str, Any]) -> str:
+    names = list(map(str, row))
+    return f"{names[0]},{names[-1]}" if len(names) > 1 else "file,label"
 
 
 def _rows_of_csv(path: str, file: Any) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -25,7 +25,7 @@ _NAME = 100  # bytes of a ustar name field
 # All of a ustar header but name, size, checksum and type: mode 0644, user and group 0 without names, time 0.
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
 _TIME = b"00000000000\0"
-_AFTER_TYPE = b"\0" * 100 + b"ustar\x0000" + b"\0" * 64 + b"0000000\0" * 2 + b"\0" * 167
+_AFTER_TYPE = b"\0" * 100 + b"ustar\x0000" + b"\0" * 247  # no link, user, group, device or prefix
 _CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_TIME) + 8 * ord(" ") + sum(_AFTER_TYPE)  # the checksum counts itself as blanks
 
 
@@ -75,11 +75,6 @@ def _pax_record(key: bytes, value: bytes) -> bytes:
 
 def _padded(data: bytes) -> bytes:
     return data + b"\0" * (-len(data) % BLOCK)
-
-
-def sample_size(key: str, fields: Mapping[str, int]) -> int:
-    """Bytes that a sample takes in a shard, for fields of these sizes."""
-    return sum(len(tar_header(f"{key}.{field}", size)) + size + -size % BLOCK for field, size in fields.items())
 
 
 class ShardWriter:

@@ -8,6 +8,7 @@ killed and started again on the way.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import shlex
@@ -73,6 +74,7 @@ def make_shards(
     workers: int,
 ) -> None:
     """The whole story; raises SourceError, ShardError and OSError for what the user can mend."""
+    gc.disable()  # millions of small tuples without cycles: the collector would look through them again and again
     found = open_source(source, columns)
     report_source(source, found, strict)
     entries = found.entries
@@ -83,6 +85,9 @@ def make_shards(
         entries = split_entries(entries, split, seed)
     cut = {"shard_size": shard_size, "num_shards": num_shards, "max_bytes": max_bytes}
     plans = pack_entries(entries, class_index(names, entries), seed=seed, shuffle=shuffle, **cut)
+
+    gc.freeze()
+    gc.enable()
 
     arguments: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "split": split, "resize": resize, **cut}
     digest = fingerprint(entries, names, arguments)
@@ -149,7 +154,7 @@ def report_result(out: str, shards: dict[str, Done], classes: Sequence[str]) -> 
         records = [shards[path].record for path in paths]
         samples, size = sum(r.samples for r in records), sum(r.bytes for r in records)
         shown = f"{len(paths)} shards" if len(paths) > 1 else "1 shard"
-        print(f"{os.path.join(out, split)}: {samples:,} pictures of {len(classes)} classes in {shown}, {size / 1e6:,.1f} MB")
+        print(f"{os.path.join(out, split).rstrip('/')}: {samples:,} pictures of {len(classes)} classes in {shown}, {size / 1e6:,.1f} MB")
     train = "train" if "train" in splits else max(splits, key=lambda split: len(splits[split]))
     others = [split for split in ("val", "test", *splits) if split in splits and split != train]
     run = os.path.relpath(ROOT / "run.py")

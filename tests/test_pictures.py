@@ -1,0 +1,131 @@
+"""What counts as a picture, and pictures made smaller."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from photos import all_samples, make_folder, picture, refused, run, some_classes, summary
+from PIL import Image
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", some_classes())
+
+
+def test_unreadable_pictures_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jpeg, png = picture(1, (64, 64), quality=95), picture(1, (64, 64), "PNG")
+    bad = {
+        "a/cut.jpg": jpeg[: len(jpeg) // 2],
+        "a/cut.png": png[:-20],
+        "a/empty.jpg": b"",
+        "a/page.jpg": b"<html>not found</html>",
+        "a/thumbnail.jpg": picture(1, exif=b"Exif\0\0" + jpeg)[:-200],
+    }
+    make_folder(tmp_path / "photos", {**some_classes(), **bad})
+    (tmp_path / "photos/a/gone.jpg").symlink_to("nowhere")
+    assert run(tmp_path / "photos", tmp_path / "out") == 0
+    error = capsys.readouterr().err
+    for name in (*bad, "a/gone.jpg"):
+        assert f"left out: {name}: " in error
+    assert "left out: 6 of 16 pictures; dataset.json has the list" in error
+    assert len(summary(tmp_path / "out")["left_out"]) == 6
+    assert "a/gone.jpg: No such file" in error
+    assert len(all_samples(tmp_path / "out")) == 10
+    for workers in ("1", "2"):
+        line = refused(
+            capsys, tmp_path / "photos", tmp_path / "strict", "--strict", "--shard-size", "8", "--workers", workers
+        )
+        assert "(without --strict it would be left out)" in line
+    assert not list((tmp_path / "strict").glob("*.part[!.]*"))
+
+
+def test_nothing_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_folder(tmp_path / "photos", {"a/1.jpg": b"x", "b/2.jpg": b"y"})
+    assert run(tmp_path / "photos", tmp_path / "out") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "make_shards.py: none of the 2 pictures can be read"
+
+
+def test_damaged_archives(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(some_classes()):
+            archive.write(folder / name, name)
+    data = bytearray((tmp_path / "photos.zip").read_bytes())
+    where = data.find((folder / "ant/3.jpg").read_bytes())
+    data[where + 300] ^= 255
+    (tmp_path / "photos.zip").write_bytes(data)
+    assert run(tmp_path / "photos.zip", tmp_path / "zip") == 0
+    assert "left out: ant/3.jpg: damaged in the zip: wrong checksum" in capsys.readouterr().err
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(folder, "photos")
+    size = (tmp_path / "photos.tar").stat().st_size
+    os.truncate(tmp_path / "photos.tar", size // 2)
+    assert run(tmp_path / "photos.tar", tmp_path / "tar") == 0
+    assert "photos.tar: damaged at byte" in capsys.readouterr().err
+    assert 0 < len(all_samples(tmp_path / "tar")) < 10
+    assert "damaged at byte" in refused(capsys, tmp_path / "photos.tar", tmp_path / "o", "--strict")
+
+
+def test_bytes_decide_the_format(tmp_path: Path) -> None:
+    formats = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "PPM": "ppm", "TIFF": "tif", "JPEG": "jpg"}
+    files = {f"{kind}/x.jpeg": picture(1, kind=kind) for kind in formats}
+    make_folder(tmp_path / "photos", dict(files))
+    run(tmp_path / "photos", tmp_path / "out")
+    found = {next(iter(fields)): fields for fields in all_samples(tmp_path / "out").values()}
+    assert found.keys() == set(formats.values())
+    assert all(found[field][field] == files[f"{kind}/x.jpeg"] for kind, field in formats.items())
+
+
+def test_what_decodes_is_kept_though_it_looks_damaged(tmp_path: Path) -> None:
+    trailing = picture(1) + b"\0" * 3000 + b"appended by a camera"
+    make_folder(tmp_path / "photos", {"a/1.jpg": trailing, "b/1.jpg": 1})
+    run(tmp_path / "photos", tmp_path / "out")
+    assert all_samples(tmp_path / "out")["a_1"]["jpg"] == trailing
+
+
+def test_resize(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    big = Image.radial_gradient("L").resize((400, 200)).convert("RGB")
+    out = io.BytesIO()
+    big.save(out, "JPEG", exif=turned)
+    files: dict[str, bytes | int] = {
+        "a/turned.jpg": out.getvalue(),
+        "a/small.jpg": picture(1, (30, 100)),
+        "b/gray.png": _png(big.convert("L")),
+        "b/palette.png": _png(big.convert("P")),
+        "b/x.webp": picture(3, (90, 50), "WEBP"),
+        "b/thin.jpg": picture(3, (1000, 40)),
+    }
+    make_folder(tmp_path / "photos", files)
+    assert run(tmp_path / "photos", tmp_path / "out", "--resize", "40") == 0
+    found = {}
+    for fields in all_samples(tmp_path / "out").values():
+        name, field = json.loads(fields["json"])["path"], next(iter(fields))
+        found[name] = Image.open(io.BytesIO(fields[field]))
+        assert found[name].getexif().get(0x0112, 1) == 1
+        if name in ("a/small.jpg", "b/thin.jpg"):
+            assert fields[field] == (tmp_path / "photos" / name).read_bytes()
+    assert {name: image.size for name, image in found.items()} == {
+        "a/turned.jpg": (40, 80),
+        "a/small.jpg": (30, 100),
+        "b/gray.png": (80, 40),
+        "b/palette.png": (80, 40),
+        "b/x.webp": (72, 40),
+        "b/thin.jpg": (1000, 40),
+    }
+    assert {found[n].format for n in found if n.startswith("a/")} == {"JPEG"}
+    small, whole = found["a/turned.jpg"].convert("L").tobytes(), big.convert("L").tobytes()
+    assert abs(small[40 * 40 + 20] - whole[100 * 400 + 200]) < 8  # the middle of both
+
+
+def _png(image: Image.Image) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
