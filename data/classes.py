@@ -63,11 +63,11 @@ def _checked_names(classes: Any, where: str) -> tuple[str, ...]:
     if not isinstance(classes, (list, tuple)) or not all(isinstance(name, str) and name.strip() for name in classes):
         raise ShardError(f"{where} must be a list of names, none of them empty; got {str(classes)[:80]}")
     names = tuple(name.strip() for name in classes)
+    if not names:
+        raise ShardError(f"{where} are none: list at least one name")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ShardError(f"{where} name {_some(twice)} more than once: a name stands for one class")
-    if not names:
-        raise ShardError(f"{where} are none: list at least one name")
     return names
 
 

@@ -30,22 +30,15 @@ Buffer = bytes | bytearray | memoryview
 
 IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "tif", "tiff")
 
-# PIL's own limit against decompression bombs: a quarter of a GiB at three bytes a pixel.
+# PIL's own limit against decompression bombs: half a GiB at three bytes a pixel.
 MAX_PIXELS = 178_956_970
 
-# What a file starts with -> PIL's reader of that format. No other is ever used: PIL also has some that run programs (EPS).
-_MAGIC = (
-    (b"\xff\xd8\xff", "Jpeg"),
-    (b"\x89PNG\r\n\x1a\n", "Png"),
-    (b"GIF87a", "Gif"),
-    (b"GIF89a", "Gif"),
-    (b"BM", "Bmp"),
-    (b"II*\0", "Tiff"),
-    (b"MM\0*", "Tiff"),
-    (b"II+\0", "Tiff"),
-    (b"MM\0+", "Tiff"),
+# What a file starts with; the groups are PIL's names of the readers. No other reader is ever used: some run programs (EPS).
+_MAGIC = re.compile(
+    rb"(?P<Jpeg>\xff\xd8\xff)|(?P<Png>\x89PNG\r\n\x1a\n)|(?P<WebP>RIFF.{4}WEBP)|(?P<Gif>GIF8[79]a)|(?P<Bmp>BM)"
+    rb"|(?P<Tiff>II[*+]\0|MM\0[*+])|(?P<Ppm>P[1-6][\s#])",
+    re.DOTALL,
 )
-_PPM = re.compile(rb"P[1-6][\s#]")
 
 # Where PIL keeps EXIF and XMP.
 _EXIF = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
@@ -135,16 +128,12 @@ def turned(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def _kind(data: bytes) -> str:
-    """The format that the first bytes show, as PIL's modules are named."""
-    head = data[:16]
-    for magic, kind in _MAGIC:
-        if head.startswith(magic):
-            return kind
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "WebP"
-    if _PPM.match(head):
-        return "Ppm"
-    raise DataError(f"not a picture: {len(data)} bytes that start with {head[:8]!r}" if head else "the file is empty")
+    """The format that the first bytes show, as PIL names its reader."""
+    match = _MAGIC.match(data)
+    if match is None:
+        raise DataError(f"not a picture: {len(data)} bytes that start with {data[:8]!r}" if data else "the file is empty")
+    assert match.lastgroup is not None
+    return match.lastgroup
 
 
 @lru_cache
@@ -168,7 +157,9 @@ def _orientation(image: Image.Image) -> int:
         return 1
     try:
         value = image.getexif().get(0x0112, 1)
-    except (*_pil_errors(), TypeError, KeyError, IndexError):
+    except (TypeError, KeyError, IndexError):
+        return 1
+    except _pil_errors():
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 

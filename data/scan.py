@@ -10,14 +10,13 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from .decoders import IMAGE_FIELDS, open_picture
 from .errors import DataError, ShardError
 from .labels import list_fields, read_label
-from .shards import Shard
-from .tar import TarDamage, split_name, walk
+from .shards import Shard, _create_pool
+from .tar import TarDamage, split_name, walk_raw
 
 # From here on a stored integer is a damaged label, not a class: one of them must not make a model of a billion outputs.
 MAX_CLASSES = 1_000_000
@@ -27,20 +26,24 @@ _PEEK = 4096  # samples
 _PARALLEL_FROM = 200_000  # samples: below, starting processes takes longer than the scan
 
 
-def walk_fields(shard: Shard) -> Iterator[tuple[str, str, memoryview]]:
-    """(key, field, bytes) of every field in a shard's whole part. The bytes may be used until the next one is asked for."""
+def walk_fields(shard: Shard, wanted: str = "") -> Iterator[tuple[str, str, memoryview]]:
+    """(key, field, bytes) of every field, or every `wanted` one, in a shard's whole part. The bytes may be used until the
+    next is asked for."""
     if not shard.num_samples:
         return
+    suffix = wanted.encode()
     with (
         open(shard.tar_path, "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as view,
     ):
         try:
-            for member in walk(mapped):
-                named = split_name(member.name) if member.is_file else None
-                if named is not None:
-                    with view[member.data_offset : member.data_offset + member.size] as data:
+            for raw_name, _, offset, size, is_file in walk_raw(mapped):
+                if not is_file or (suffix and raw_name[-len(suffix) :].lower() != suffix):
+                    continue
+                named = split_name(raw_name.decode("utf-8", "surrogateescape"))
+                if named is not None and (not wanted or named[1] == wanted):
+                    with view[offset : offset + size] as data:
                         yield named[0], named[1], data
         except TarDamage:
             return
@@ -108,7 +111,7 @@ def count_labels(shards: Sequence[Shard], source: str, num_workers: int | None =
     count = partial(_count_in_shard, source)
     if num_workers < 2 or sum(shard.num_samples for shard in shards) < _PARALLEL_FROM:
         return _add_counts(map(count, shards), source)
-    with ProcessPoolExecutor(num_workers) as pool:
+    with _create_pool(num_workers) as pool:
         return _add_counts(pool.map(count, shards, chunksize=max(1, len(shards) // (8 * num_workers))), source)
 
 
@@ -126,7 +129,7 @@ def _add_counts(parts: Iterator[Counter[int | str]], source: str) -> Counter[int
 
 def _count_in_shard(source: str, shard: Shard) -> Counter[int | str]:
     wanted = source.partition(":")[0]
-    raw = Counter(bytes(data) for _, name, data in walk_fields(shard) if name == wanted)
+    raw = Counter(bytes(data) for _, _, data in walk_fields(shard, wanted))
     labels: Counter[int | str] = Counter()
     for data, count in raw.items():
         try:
