@@ -111,8 +111,11 @@ def count_labels(shards: Sequence[Shard], source: str, num_workers: int | None =
     count = partial(_count_in_shard, source)
     if num_workers < 2 or sum(shard.num_samples for shard in shards) < _PARALLEL_FROM:
         return _add_counts(map(count, shards), source)
-    with _create_pool(num_workers) as pool:
+    pool = _create_pool(num_workers)
+    try:
         return _add_counts(pool.map(count, shards, chunksize=max(1, len(shards) // (8 * num_workers))), source)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _add_counts(parts: Iterator[Counter[int | str]], source: str) -> Counter[int | str]:

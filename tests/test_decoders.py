@@ -206,6 +206,8 @@ def test_animations_give_their_first_frame() -> None:
     for kind, settings in (("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("TIFF", {})):
         data = encode(frames[0], kind, save_all=True, append_images=frames[1:], **settings)
         assert (decode_image(data) == (255, 0, 0)).all(), kind
+    several = encode(frames[0], "MPO", save_all=True, append_images=frames[1:])  # as phones write JPEG
+    assert near(decode_image(several), np.full((8, 8, 3), (255, 0, 0)))
 
 
 def test_decoding_needs_only_a_buffer() -> None:
