@@ -24,7 +24,12 @@ def format_seconds(seconds: float) -> str:
 
 def format_share(share: float | None) -> str:
     """A fraction in 0..1 as a percentage; "-" where no sample was good."""
-    return "-" if share is None else f"{100 * share:.1f}%"
+    return "-" if share is None else f"{100 * share:.2f}%"
+
+
+def format_rate(per_second: float) -> str:
+    """Samples per second; large pictures on a CPU need the decimal."""
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"
 
 
 def format_loss(loss: float | None) -> str:
@@ -63,10 +68,12 @@ class Console:
         """Print a line (above the bar, if there is one) and log it."""
         if not self.enabled:
             return
+        encoding = sys.stdout.encoding or "utf-8"  # a path may hold what the terminal can't show
+        shown = text.encode(encoding, "backslashreplace").decode(encoding)
         if self._bar is not None:
-            self._bar.write(text, file=sys.stdout)
+            self._bar.write(shown, file=sys.stdout)
         else:
-            print(text, flush=True)
+            print(shown, flush=True)
         self._log(text)
 
     def advance(self, samples_seen: int) -> None:
@@ -89,10 +96,10 @@ class Console:
         if not self.enabled:
             return
         left = max(0, self.total - samples_seen)
-        eta = format_seconds(left / samples_per_second) if samples_per_second > 0 else "?"
+        eta = format_seconds(left / samples_per_second) if samples_per_second > 0 else "-"
         where = f"epoch {min(epoch + 1, self.epochs)}/{self.epochs}"
-        numbers = f"loss {format_loss(loss)}, top-1 {format_share(top1)}, {samples_per_second:,.0f} samples/s"
-        waiting = f"waiting for data {format_share(data_wait)}"
+        numbers = f"loss {format_loss(loss)}, top-1 {format_share(top1)}, {format_rate(samples_per_second)} samples/s"
+        waiting = f"waiting for data {100 * data_wait:.1f}%"
         text = f"{where}, step {step}: {numbers}, {waiting}, ETA {eta}"
         if self._bar is None:
             self.line(text)
@@ -106,10 +113,10 @@ class Console:
         self, *, epoch: int, samples: int, bad_samples: int, loss: float | None, top1: float | None, seconds: float, data_wait: float
     ) -> None:
         """Show the sums of an epoch, counted from 0."""
-        bad = f", {bad_samples:,} bad" if bad_samples else ""
+        bad = f" ({bad_samples:,} bad)" if bad_samples else ""
         self.line(
             f"epoch {epoch + 1}/{self.epochs} done: loss {format_loss(loss)}, top-1 {format_share(top1)},"
-            f" {samples:,} samples{bad} in {format_seconds(seconds)}, waiting for data {format_share(data_wait)}"
+            f" {samples:,} samples{bad} in {format_seconds(seconds)}, waiting for data {100 * data_wait:.1f}%"
         )
 
     def eval(

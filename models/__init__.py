@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from models.resnet_cifar import resnet20
-from models.tiny import tiny
+from models.tiny import Tiny
 from models.torchvision_models import TORCHVISION_MODELS, create_torchvision_model
 
 # Our own models: name -> function of num_classes.
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "resnet20": resnet20,
-    "tiny": tiny,
+    "tiny": Tiny,
 }
 
 

@@ -29,8 +29,3 @@ class Tiny(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.dropout(self.pool(self.features(images)).flatten(1)))
-
-
-def tiny(num_classes: int) -> nn.Module:
-    """Build `tiny`."""
-    return Tiny(num_classes)
