@@ -110,13 +110,19 @@ def _build(buf: Buffer, cut: str, name: str) -> tuple[np.ndarray, str | None]:
         if not position and not found.name and buf[found.offset + 257 : found.offset + 262] != b"ustar":
             raise _not_a_tar(name, bytes(buf[:64])) from None
         damage = found
-    sample_end = min(sample_end, len(buf))  # the last padding may be missing
-    if cut and damage is None:
-        damage = TarDamage(len(buf), cut)
+    damage = damage or _find_cut(buf, position, cut)
+    sample_end = min(sample_end, len(buf))
     closed = damage is not None and position < damage.offset  # zero blocks ended the last archive: its last sample is whole
     if damage is not None and starts and not closed and not _is_whole(buf, starts, sample_end, damage.name):
         sample_end = starts.pop()
     return np.array([*starts, sample_end], dtype="<u8"), _say_damage(damage, len(starts), len(buf) - sample_end)
+
+
+def _find_cut(buf: Buffer, position: int, cut: str) -> TarDamage | None:
+    """Where bytes are missing though no header says so. `position`: the end of the last member's padding, which no writer leaves out."""
+    if cut or position > len(buf) or position % 512:
+        return TarDamage(len(buf), cut or "cut in the padding of the last member")
+    return None
 
 
 def _is_whole(buf: Buffer, starts: list[int], end: int, damaged_name: bytes) -> bool:
@@ -155,15 +161,18 @@ def _check_index(path: str, buf: Buffer, mtime_ns: int, cut: str) -> tuple[int, 
     except (OSError, ValueError):
         return None
     num_samples, end = len(offsets) - 1, int(offsets[-1])
-    if end > len(buf) or (num_samples and not (_starts_sample(buf, int(offsets[0])) and _starts_sample(buf, int(offsets[-2])))):
+    if end > len(buf) or (not num_samples and end):
         return None
-    damage = TarDamage(len(buf), cut) if cut else None
-    follows = False  # a member of a sample, after the last
+    if not all(_starts_sample(buf, int(offset)) for offset in offsets[:-1][[0, -1] if num_samples else []]):
+        return None
+    position, follows = end, False  # follows: a member of a sample, after the last
     try:
         for member in walk(buf, end):
+            position = member.data_offset + (member.size + 511 & -512)
             follows = follows or (member.is_file and split_name(member.name) is not None)
             if not is_fresh:
                 return None
+        damage = _find_cut(buf, position, cut)
     except TarDamage as found:
         damage = found
     if (damage is None and follows) or (damage is not None and not is_fresh):

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from .errors import ShardError
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-MAX_NAMES = 5_000_000  # a slip such as {0..99999999} ends here, not in the swap
+MAX_NAMES = 1_000_000  # a slip such as {0..99999999} ends here, not in the swap
 EXAMPLE = "'shards/{000..099}.tar'"
 
 
@@ -44,7 +44,7 @@ def fit_pattern(paths: Sequence[str]) -> str:
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     parts: list[str] = []
     for path in paths:
-        match = re.fullmatch(r"(.*?)(\d+)([^\d/]*)", path, re.S | re.A)
+        match = re.fullmatch(r"(.*?)(\d+)((?:-of-\d+)?[^\d/]*)", path, re.S | re.A)
         if match:
             groups[match[1], match[3]].append(match[2])
         else:
@@ -161,7 +161,7 @@ def _list_folder(folder: str) -> list[str]:
     except OSError as error:
         raise ShardError(f"{folder}: can't be read: {error.strerror}") from None
     if not tars:
-        raise ShardError(f"{folder}: {_describe(folder)}")
+        raise ShardError(_describe(folder))
     return tars
 
 

@@ -18,11 +18,13 @@ import numpy as np
 from .cache import cached_path
 from .errors import ShardError, StaleIndexError
 from .index import read_index
+from .tar import is_header
 
 if TYPE_CHECKING:
     from .shards import Shard
 
-COMPRESSED = {  # first bytes -> (what it is, how to undo it)
+GZIP = b"\x1f\x8b\x08"
+OTHER_COMPRESSION = {  # first bytes -> (what it is, how to undo it)
     b"\x28\xb5\x2f\xfd": ("zstd", "zstd -d"),
     b"BZh": ("bzip2", "bunzip2"),
     b"\xfd7zXZ\0": ("xz", "unxz"),
@@ -34,15 +36,13 @@ def local_tar(path: str) -> str:
     """The path of the plain tar with the content of the shard at `path`: itself, or a decompressed copy in the cache."""
     try:
         with open(path, "rb") as file:
-            start = file.read(8)
-            if start[:3] == b"\x1f\x8b\x08":
+            start = file.read(512)
+            if start.startswith(GZIP) and not is_header(start):
                 return _decompressed(path, file)
-    except IsADirectoryError:
-        raise ShardError(f"{path}: a directory, not a tar") from None
     except OSError as error:
         raise ShardError(f"{path}: can't be read: {error.strerror}") from None
-    for magic, (kind, command) in COMPRESSED.items():
-        if start.startswith(magic):
+    for magic, (kind, command) in OTHER_COMPRESSION.items():
+        if start.startswith(magic) and not is_header(start):
             raise ShardError(f"{path}: compressed with {kind}, which has no random access: decompress it first ({command})")
     return path
 
@@ -77,22 +77,33 @@ def _decompress(file: BinaryIO, out: BinaryIO) -> bool:
     """Write the members of a gzip file one after the other; True if it is cut or broken (what came out before stays)."""
     file.seek(0)
     decoder = zlib.decompressobj(31)
-    started = False
+    is_open = False  # inside a member
     while piece := file.read(1 << 20):
         while piece:
-            if not started:
+            if not is_open:
                 piece = piece.lstrip(b"\0")  # zeros may pad the space between and after members
                 if not piece:
                     break
-            started = True
+            is_open = True
+            before = decoder.copy()
             try:
                 out.write(decoder.decompress(piece))
             except zlib.error:
+                _salvage(before, piece, out)
                 return True
             piece = decoder.unused_data
             if decoder.eof:
-                decoder, started = zlib.decompressobj(31), False
-    return started
+                decoder, is_open = zlib.decompressobj(31), False
+    return is_open
+
+
+def _salvage(decoder: zlib._Decompress, piece: bytes, out: BinaryIO) -> None:
+    """What comes out of `piece` before its error: zlib gives nothing of a call that fails, so byte by byte."""
+    try:
+        for i in range(len(piece)):
+            out.write(decoder.decompress(piece[i : i + 1]))
+    except zlib.error:
+        return
 
 
 class ShardFiles:

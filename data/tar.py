@@ -116,6 +116,14 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :].lower()
 
 
+def is_header(block: bytes) -> bool:
+    """Whether 512 bytes are a tar header whose checksum is right."""
+    try:
+        return bool(_read_header(block, 0))
+    except TarDamage:
+        return False
+
+
 def parse_sample(buf: Buffer, offset: int, shard_name: str) -> tuple[str, dict[str, bytes]]:
     """The bytes of one sample, as the index cuts them -> (key, {field: bytes}).
 
