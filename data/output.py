@@ -62,13 +62,14 @@ class OutputFolder:
         earlier = self._read_earlier()
         folders = {os.path.dirname(path) for path in (*shards, *(earlier.done if earlier else ()))} | {""}
         present = self._list(folders, lambda name: name.lower().endswith(_TARS))
+        present += [n for n in self._list(folders - {""}, (_SUMMARY, _JOURNAL).__contains__)]  # of a data set on its own
         if overwrite:
             self._remove_earlier(earlier, present, folders, source)
             earlier, present = None, []
         self._refuse_others(earlier, present, shards)
         done = {path: done for path, done in (earlier.done if earlier else {}).items() if self._is_whole(path, done)}
         done = {path: done[path] for path in shards if path in done}
-        if len(done) < len(shards) or os.path.exists(self.journal) or earlier is None:
+        if len(done) < len(shards) or os.path.exists(self.journal):
             self._start_journal({os.path.dirname(path) for path in shards} | {""})
         return done
 
@@ -95,18 +96,11 @@ class OutputFolder:
             self._lock = -1
 
     def _read_earlier(self) -> _Earlier | None:
-        """Of an unfinished run if there is one, else of a finished one."""
+        """Of a finished run, of an unfinished one, or of one that mends a finished one."""
+        finished = _read_summary(os.path.join(self.path, _SUMMARY))
         journal = _read_journal(self.journal)
-        summary = os.path.join(self.path, _SUMMARY)
-        finished = None
-        if os.path.exists(summary):
-            try:
-                with open(summary, encoding="utf-8") as file:
-                    finished = _parse_summary(json.load(file))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise SourceError(
-                    f"{summary}: not written by make_shards, so it is left alone: move it away or choose another folder"
-                ) from error
+        if finished and journal and finished.digest == journal.digest:
+            return journal._replace(done=finished.done | journal.done)
         return journal or finished
 
     def _refuse_others(self, earlier: _Earlier | None, present: Sequence[str], shards: Sequence[str]) -> None:
@@ -129,9 +123,15 @@ class OutputFolder:
         self, earlier: _Earlier | None, present: Sequence[str], folders: set[str], source: str
     ) -> None:
         made = {name for path in (earlier.done if earlier else ()) for name in (path, path + ".idx")}
-        keep = sorted(n for n in present if n not in made and not _OURS.fullmatch(os.path.basename(n)))
-        if keep:
-            raise SourceError(f"{self.path}: {keep[0]} is not named like a shard of make_shards: move it away first")
+        for name in present:
+            base = os.path.basename(name)
+            if base == _SUMMARY:
+                _read_summary(os.path.join(self.path, name))  # raises where it is not ours
+            elif base != _JOURNAL and name not in made and not _OURS.fullmatch(base):
+                raise SourceError(f"{self.path}: {name} is not named like a shard of make_shards: move it away first")
+        if os.path.exists(self.journal):
+            self._take_lock(os.O_RDWR)  # nothing is pulled away from under a run
+            self.close()
         doomed = [os.path.join(self.path, name) for name in sorted(made | set(present))]
         doomed = [path for path in doomed if os.path.lexists(path)]
         if any(os.path.exists(path) and os.path.samefile(path, source) for path in doomed if source):
@@ -163,20 +163,22 @@ class OutputFolder:
     def _start_journal(self, folders: set[str]) -> None:
         for folder in folders:
             os.makedirs(os.path.join(self.path, folder), exist_ok=True)
-        self._lock = os.open(self.journal, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        if not _lock_file(self._lock):
-            raise SourceError(f"{self.path}: another make_shards is writing there: wait for it, or choose another folder")
+        self._take_lock(os.O_RDWR | os.O_APPEND | os.O_CREAT)
         for name in self._list(folders, _UNFINISHED.fullmatch):
             os.unlink(os.path.join(self.path, name))
-        content = os.pread(self._lock, os.fstat(self._lock).st_size, 0)
-        if not content:
-            self._append_header()
-        elif not content.endswith(b"\n"):  # a line that a crash cut
-            os.write(self._lock, b"\n")
+        if _read_journal(self.journal) is None:
+            os.ftruncate(self._lock, 0)
+            header = {"digest": self._digest, "arguments": self._arguments}
+            os.write(self._lock, json.dumps(header).encode() + b"\n")
+            os.fsync(self._lock)
+        else:
+            os.write(self._lock, b"\n")  # after a line that a crash may have cut
 
-    def _append_header(self) -> None:
-        os.write(self._lock, json.dumps({"digest": self._digest, "arguments": self._arguments}).encode() + b"\n")
-        os.fsync(self._lock)
+    def _take_lock(self, flags: int) -> None:
+        self._lock = os.open(self.journal, flags, 0o644)
+        if not _lock_file(self._lock):
+            self.close()
+            raise SourceError(f"{self.path}: another make_shards is writing there: wait for it, or choose another folder")
 
 
 def append_record(journal: str, path: str, done: Done) -> None:
@@ -208,7 +210,7 @@ def _read_journal(path: str) -> _Earlier | None:
             except ValueError:
                 continue  # cut by a crash: that shard is made again
     if not lines or "digest" not in lines[0]:
-        return None  # died before its first shard
+        return None  # died before its first line was whole
     done = {line["shard"]: _parse_record(line) for line in lines[1:] if _OUR_PATH.fullmatch(line["shard"])}
     return _Earlier(lines[0]["digest"], lines[0]["arguments"], done)
 
@@ -219,8 +221,20 @@ def _parse_record(line: Mapping[str, Any]) -> Done:
     return Done(record, [(name, reason) for name, reason in line["left_out"]])
 
 
+def _read_summary(path: str) -> _Earlier | None:
+    """A finished dataset.json as if it were a journal; raises SourceError where it is not ours."""
+    if not os.path.exists(path):
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _parse_summary(json.load(file))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(
+            f"{path}: not written by make_shards, so it is left alone: move it away or choose another folder"
+        ) from error
+
+
 def _parse_summary(content: Mapping[str, Any]) -> _Earlier:
-    """A finished dataset.json as if it were a journal; raises KeyError and the like where it is not ours."""
     left_out: dict[str, list[tuple[str, str]]] = {}
     for item in content["left_out"]:
         left_out.setdefault(item["shard"], []).append((item["name"], item["reason"]))

@@ -17,6 +17,7 @@ from .tables import SourceError
 from .writer import BLOCK, shard_names
 
 _MAX_KEY = 80  # bytes, so that key and field fit into a plain tar header
+_quote = json.encoder.encode_basestring_ascii
 _UNSAFE = re.compile(r"[^\w-]+")
 _MAX_INTEGER_LABEL = 1_000_000
 
@@ -142,8 +143,8 @@ def _blocks(size: int) -> int:
 
 
 def describe(entry: Entry) -> bytes:
-    """The `json` field of a sample."""
-    return json.dumps({"path": entry.name, "class": entry.label}).encode()
+    """The `json` field of a sample. (Put together by hand: json.dumps takes three times as long.)"""
+    return f'{{"path": {_quote(entry.name)}, "class": {_quote(entry.label)}}}'.encode()
 
 
 def unique_keys(by_name: Iterable[Entry]) -> list[str]:

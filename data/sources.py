@@ -113,10 +113,9 @@ def _open_table(path: str, columns: tuple[str, str] | None) -> Source:
             f"{path}: {rows[0][0]!r} of its first row is neither in {home} nor in a folder there: "
             "paths must be relative to the table"
         )
-    places = [os.path.normpath(os.path.join(bases[0], name)) for name, _ in rows]
+    places = [os.path.abspath(os.path.join(bases[0], name)) for name, _ in rows]
     names = [unicodedata.normalize("NFC", place.replace(os.sep, "/")) for place in places]
-    common = _common_folder({_folder_of(name) for name in names})
-    strip = len(common) + 1 if common or names[0].startswith("/") else 0
+    strip = len(_common_folder({_folder_of(name) for name in names})) + 1
     entries = [
         Entry(name[strip:], unicodedata.normalize("NFC", label), "", _size_of(place), place)
         for name, place, (_, label) in zip(names, places, rows, strict=True)
@@ -174,7 +173,8 @@ def _zip_members(path: str) -> Iterator[tuple[str, int, Any]]:
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             why = "encrypted" if info.flag_bits & 1 else f"compressed by method {info.compress_type}"
             raise SourceError(f"{path}: {info.filename} is {why}, which is not read: unpack it and give the folder")
-        yield info.filename, info.file_size, (info.header_offset, info.compress_size, info.compress_type, info.CRC)
+        name = info.filename.replace("\\", "/") if info.create_system == 0 else info.filename  # by a Windows program
+        yield name, info.file_size, (info.header_offset, info.compress_size, info.compress_type, info.CRC)
 
 
 def _tar_members(shown: str, path: str) -> tuple[list[tuple[str, int, Any]], str]:

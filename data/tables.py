@@ -32,7 +32,7 @@ def read_table(path: str, columns: tuple[str, str] | None) -> list[tuple[str, st
                         f"{path} line {line}: no column {missing[0]!r} among {', '.join(map(str, row))}: "
                         f"name those that hold path and label, like --columns {_example(row)}"
                     )
-                values = tuple("" if row[name] is None else str(row[name]).strip() for name in wanted)
+                values = [_text(row[name]) for name in wanted]
                 if "" in values:
                     raise SourceError(f"{path} line {line}: the column {wanted[values.index('')]!r} is empty")
                 rows.append((values[0], values[1]))
@@ -43,6 +43,12 @@ def read_table(path: str, columns: tuple[str, str] | None) -> list[tuple[str, st
     if not rows:
         raise SourceError(f"{path}: the table has no rows")
     return rows
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
 
 
 def _example(row: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ def _header(raw: bytes, size: int, kind: bytes) -> bytes:
     digits = b"%011o\0" % size
     checksum = _CONSTANT_SUM + sum(raw) + sum(digits) + kind[0]
     name = raw.ljust(_NAME, b"\0")
-    return b"".join((name, _BEFORE_SIZE, digits, _TIME, b"%06o\0 " % checksum, kind, _AFTER_TYPE))
+    return b"%b%b%b%b%06o\0 %b%b" % (name, _BEFORE_SIZE, digits, _TIME, checksum, kind, _AFTER_TYPE)
 
 
 def _pax_record(key: bytes, value: bytes) -> bytes:
@@ -104,10 +104,12 @@ class ShardWriter:
             what = "is empty, has a dot, has no fields, or is that of the sample before"
             raise ValueError(f"{self.path}: the key {key!r} {what}: give each sample its own")
         self._offsets.append(self._written + self._pending_bytes)
+        pending = self._pending
         for field, data in fields.items():
-            self._put(tar_header(f"{key}.{field}", len(data)))
-            self._put(data)
-            self._put(b"\0" * (-len(data) % BLOCK))
+            header = tar_header(f"{key}.{field}", len(data))
+            padding = -len(data) % BLOCK
+            pending += (header, data, bytes(padding))
+            self._pending_bytes += len(header) + len(data) + padding
         self._fields.update(fields)
         self._last_key = key
         if self._pending_bytes >= _FLUSH:
@@ -116,7 +118,7 @@ class ShardWriter:
     def finish(self) -> ShardRecord:
         """Write the rest and the index, and make sure that the disk has them."""
         self._offsets.append(self._written + self._pending_bytes)
-        self._put(b"\0" * (2 * BLOCK))  # the end of an archive
+        self._pending.append(bytes(2 * BLOCK))  # the end of an archive
         self._flush()
         os.fsync(self._file.fileno())
         stamp = os.fstat(self._file.fileno()).st_mtime_ns
@@ -138,10 +140,6 @@ class ShardWriter:
         self._file.close()
         if os.path.exists(self._part):
             os.unlink(self._part)
-
-    def _put(self, data: bytes) -> None:
-        self._pending.append(data)
-        self._pending_bytes += len(data)
 
     def _flush(self) -> None:
         data = b"".join(self._pending)

@@ -8,12 +8,13 @@ killed and started again on the way.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,23 +38,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         make_shards(**vars(args))
     except (SourceError, ShardError) as error:
-        print(f"make_shards.py: {error}", file=sys.stderr)
+        tell(f"make_shards.py: {error}")
         return 2
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"make_shards.py: {where}{error.strerror or error}", file=sys.stderr)
+        tell(f"make_shards.py: {where}{error.strerror or error}")
         return 2
     except BrokenProcessPool:
-        print(
+        tell(
             "make_shards.py: a worker process was killed (out of memory?): run the same command again, it goes on where "
-            "it stopped; fewer --workers need less memory",
-            file=sys.stderr,
+            "it stopped; fewer --workers need less memory"
         )
         return 2
     except KeyboardInterrupt:
-        print("make_shards.py: interrupted: the same command goes on where it stopped", file=sys.stderr)
+        tell("make_shards.py: interrupted: the same command goes on where it stopped")
         return 130
     return 0
+
+
+def tell(line: str) -> None:
+    """One line on stderr, whatever is in the names it quotes."""
+    print("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)
 
 
 def make_shards(
@@ -74,20 +79,17 @@ def make_shards(
     workers: int,
 ) -> None:
     """The whole story; raises SourceError, ShardError and OSError for what the user can mend."""
-    gc.disable()  # millions of small tuples without cycles: the collector would look through them again and again
-    found = open_source(source, columns)
-    report_source(source, found, strict)
-    entries = found.entries
-    names = class_names(entries, found.from_table, read_class_list(classes))
-    if split:
-        if any(entry.split for entry in entries):
-            raise SourceError(f"{source}: its folders are splits already: leave --split out")
-        entries = split_entries(entries, split, seed)
     cut = {"shard_size": shard_size, "num_shards": num_shards, "max_bytes": max_bytes}
-    plans = pack_entries(entries, class_index(names, entries), seed=seed, shuffle=shuffle, **cut)
-
-    gc.freeze()
-    gc.enable()
+    with no_collector():
+        found = open_source(source, columns)
+        report_source(source, found, strict)
+        entries = found.entries
+        names = class_names(entries, found.from_table, read_class_list(classes))
+        if split:
+            if any(entry.split for entry in entries):
+                raise SourceError(f"{source}: its folders are splits already: leave --split out")
+            entries = split_entries(entries, split, seed)
+        plans = pack_entries(entries, class_index(names, entries), seed=seed, shuffle=shuffle, **cut)
 
     arguments: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "split": split, "resize": resize, **cut}
     digest = fingerprint(entries, names, arguments)
@@ -96,15 +98,25 @@ def make_shards(
     try:
         missing = [plan for plan in plans if plan.path not in done]
         if done:
-            print(f"{out}: {len(done)} of {len(plans)} shards are there already", file=sys.stderr)
+            tell(f"{out}: {len(done)} of {len(plans)} shards are there already")
         work = ShardWork(out, folder.journal, found.reader, resize, strict)
         done |= write_shards(work, missing, workers, total=len(entries))
         done = {plan.path: done[plan.path] for plan in plans}
-        report_left_out(done, len(entries))
+        report_left_out(done, len(entries), strict)
         folder.finish(done, names)
     finally:
         folder.close()
     report_result(out, done, names)
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    """Lists of a million tuples hold no cycles, and the collector would look through them again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def read_class_list(path: str | None) -> list[str] | None:
@@ -131,18 +143,21 @@ def report_source(path: str, source: Source, strict: bool) -> None:
         if unseen := sorted(labels[split] - labels["train"]):
             problems.append(f"{path}: {split} has classes that train has not: {_some(unseen)}")
     for problem in problems:
-        print(f"note: {problem}", file=sys.stderr)
+        tell(f"note: {problem}")
 
 
-def report_left_out(shards: dict[str, Done], total: int) -> None:
+def report_left_out(shards: dict[str, Done], total: int, strict: bool) -> None:
     left_out = [item for done in shards.values() for item in done.left_out]
+    if left_out and strict:  # of an earlier run that was not
+        name, reason = left_out[0]
+        raise SourceError(f"{name}: {reason} (left out by an earlier run without --strict)")
     for name, reason in left_out[:_SHOWN]:
-        print(f"left out: {name}: {reason}", file=sys.stderr)
+        tell(f"left out: {name}: {reason}")
     if len(left_out) == total:
         raise SourceError(f"none of the {total} pictures can be read")
     if left_out:
         more = f", {len(left_out) - _SHOWN} of them not named here" if len(left_out) > _SHOWN else ""
-        print(f"left out: {len(left_out)} of {total} pictures{more}; dataset.json has the list", file=sys.stderr)
+        tell(f"left out: {len(left_out)} of {total} pictures{more}; dataset.json has the list")
 
 
 def report_result(out: str, shards: dict[str, Done], classes: Sequence[str]) -> None:
@@ -210,7 +225,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--resize", type=_positive, metavar="SHORT_SIDE", help="make larger pictures this small: same format, upright, "
         "JPEG quality 90")
     add("--strict", action="store_true", help="stop at the first picture that can't be used")
-    add("--overwrite", action="store_true", help="remove the shards in OUT and start afresh")
+    add("--overwrite", action="store_true", help="remove the shards in OUT and start afresh (also needed where a picture changed "
+        "but not its name and size)")
     add("--workers", type=_positive, default=_num_cores(), metavar="N", help="processes (default: the cores, %(default)s)")
     args = parser.parse_args(argv)
     if args.num_shards and (args.shard_size or args.max_bytes):
@@ -260,4 +276,5 @@ def _shares(text: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names need not be text
     sys.exit(main())

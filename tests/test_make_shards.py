@@ -247,20 +247,6 @@ def test_changed_pictures_or_arguments_are_not_mixed(
     assert content(out) == content(tmp_path / "fresh")
 
 
-def test_two_at_once_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from data.output import OutputFolder
-    from data.tables import SourceError
-
-    monkeypatch.setattr("data.output._PATIENCE", 0.1)
-    first, second = (OutputFolder(str(tmp_path / "out"), "digest", {}) for _ in range(2))
-    first.prepare(["000.tar"])
-    with pytest.raises(SourceError, match="another make_shards is writing there: wait for it"):
-        second.prepare(["000.tar"])
-    first.close()
-    assert second.prepare(["000.tar"]) == {}
-    second.close()
-
-
 # --- real pictures
 
 

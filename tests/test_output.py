@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
-from photos import content, make_folder, refused, run, some_classes
+from photos import content, make_folder, refused, run, some_classes, summary
+
+from data.output import OutputFolder
+from data.tables import SourceError
 
 
 @pytest.fixture
@@ -70,3 +74,54 @@ def test_ordinary_names_of_out(folder: Path, tmp_path: Path, capsys: pytest.Capt
     out = tmp_path / "a{1..2}[x]"  # a pattern in itself: the folder is named
     assert run(folder, out, "--shard-size", "5") == 0
     assert f"--data '{out}'" in capsys.readouterr().out
+
+
+def test_data_set_in_a_split_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its dataset.json would be found before the one above it, and has other classes."""
+    make_folder(tmp_path / "other", some_classes(3, ("x", "y", "z")))
+    out, split = tmp_path / "out", ("--split", "train=0.5,val=0.5")
+    run(tmp_path / "other", out / "train", "--num-shards", "2")
+    capsys.readouterr()
+    assert "holds other shards (train/000.tar, train/000.tar.idx, train/001.tar and 2 more)" in refused(
+        capsys, folder, out, *split
+    )
+    assert run(folder, out, *split, "--overwrite") == 0
+    run(folder, tmp_path / "fresh", *split)
+    assert content(out) == content(tmp_path / "fresh")
+    (out / "val/dataset.json").write_text("{}")
+    assert "val/dataset.json: not written by make_shards" in refused(capsys, folder, out, *split, "--overwrite")
+
+
+def test_two_at_once_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.output._PATIENCE", 0.1)
+    first, second = (OutputFolder(str(tmp_path / "out"), "digest", {}) for _ in range(2))
+    first.prepare(["000.tar"])
+    for overwrite in (False, True):
+        with pytest.raises(SourceError, match="another make_shards is writing there: wait for it"):
+            second.prepare(["000.tar"], overwrite)
+    first.close()
+    assert second.prepare(["000.tar"]) == {}
+    second.close()
+
+
+def test_kill_while_a_finished_set_is_mended(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(folder, out, "--shard-size", "3")
+    before = content(out)
+    (out / "001.tar").unlink()
+    (out / "002.tar").unlink()
+    described = summary(out)
+    header = {"digest": described["digest"], "arguments": described["arguments"]}
+    (out / "dataset.json.part").write_text(json.dumps(header) + "\n")  # as if killed before its first shard
+    stamp = (out / "000.tar").stat().st_mtime_ns
+    assert run(folder, out, "--shard-size", "3") == 0
+    assert content(out) == before
+    assert (out / "000.tar").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("start", ["", '{"digest": "a', "\n"])
+def test_kill_before_the_first_line(folder: Path, tmp_path: Path, start: str) -> None:
+    make_folder(tmp_path / "out", {"dataset.json.part": start.encode()})
+    assert run(folder, tmp_path / "out", "--shard-size", "3") == 0
+    run(folder, tmp_path / "fresh", "--shard-size", "3")
+    assert content(tmp_path / "out") == content(tmp_path / "fresh")

@@ -43,7 +43,15 @@ def test_unreadable_pictures_are_left_out_and_named(tmp_path: Path, capsys: pyte
             capsys, tmp_path / "photos", tmp_path / "strict", "--strict", "--shard-size", "8", "--workers", workers
         )
         assert "(without --strict it would be left out)" in line
-    assert not list((tmp_path / "strict").glob("*.part[!.]*"))
+    assert not list((tmp_path / "strict").glob(".*"))
+    assert run(tmp_path / "photos", tmp_path / "out", "--strict") == 2  # it is complete, but not for --strict
+    assert "(left out by an earlier run without --strict)" in capsys.readouterr().err
+
+
+def test_names_that_would_break_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_folder(tmp_path / "photos", {**some_classes(), "a/1\n\x1b[2J.jpg": b"x"})
+    assert run(tmp_path / "photos", tmp_path / "out") == 0
+    assert capsys.readouterr().err.startswith("left out: a/1\\n\\x1b[2J.jpg: ")
 
 
 def test_nothing_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,23 @@ def test_tables(tmp_path: Path, suffix: str) -> None:
     ]
 
 
+def test_paths_of_a_table_may_lie_anywhere(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"far/a/1.jpg": 1, "near/2.jpg": 2})
+    (tmp_path / "near/t.csv").write_text(f"path,label\n{tmp_path}/far/a/1.jpg,x\n2.jpg,y\n../far/a/1.jpg,y\n")
+    assert run(tmp_path / "near/t.csv", tmp_path / "out", "--no-shuffle") == 0
+    assert paths(tmp_path / "out") == ["far/a/1.jpg", "far/a/1.jpg", "near/2.jpg"]
+
+
+def test_labels_that_json_holds_as_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_folder(tmp_path, {"1.jpg": 1, "2.jpg": 2})
+    (tmp_path / "t.jsonl").write_text('{"path": "1.jpg", "label": 1}\n\n{"path": "2.jpg", "label": 2.0}\n')
+    run(tmp_path / "t.jsonl", tmp_path / "out", "--no-shuffle")
+    assert [fields["cls"] for fields in all_samples(tmp_path / "out").values()] == [b"1", b"2"]
+    (tmp_path / "t.jsonl").write_text('{"path": "1.jpg", "label": 1\n')
+    capsys.readouterr()
+    assert "t.jsonl line 1: not JSON (" in refused(capsys, tmp_path / "t.jsonl", tmp_path / "o")
+
+
 def test_folder_with_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_folder(tmp_path / "set", {"images/1.jpg": 1, "images/2.jpg": 2})
     table = tmp_path / "set/labels.csv"
