@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -320,8 +321,8 @@ def build_loader(
     batch_size: global, samples a step over all ranks. seed (0), shuffle (training), shuffle_block (16,384) and lanes (1) say
     what the stream is; left out, a loaded state decides. labels: a LabelMap that `resolve_labels` made, in place of label,
     classes and num_classes. transform: keywords of the task's transform (scale, hflip, augment). stages: extra webdataset
-    stages over encoded sample dicts. Other keywords go to torch's DataLoader (prefetch_factor, multiprocessing_context,
-    pin_memory). Batches hold ceil(batch_size / world_size) slots. Raises ShardError (a ValueError) for shards or labels that
+    stages over encoded sample dicts. Other keywords go to torch's DataLoader (prefetch_factor, pin_memory,
+    multiprocessing_context: fork by default on Linux). Batches hold ceil(batch_size / world_size) slots. Raises ShardError (a ValueError) for shards or labels that
     can't be used, ValueError for a value out of range.
     """
     if not 0 <= rank < world_size:
@@ -341,6 +342,8 @@ def build_loader(
     made = create_task(task, training=training, labels=labels, img_size=size, **(transform or {}))
     if num_workers:
         loading.setdefault("prefetch_factor", 2)
+        # in a process that mp.spawn started, torch's default is spawn: seconds of imports for each worker, at every start
+        loading.setdefault("multiprocessing_context", "fork" if sys.platform == "linux" else None)
     return Loader(
         found,
         plan,

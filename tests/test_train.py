@@ -1,0 +1,244 @@
+"""Training over real gloo ranks: resume is bit-exact, batches don't depend on the world size, bad data is spent from one budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from gloo_pool import RankFailed
+
+import run
+from data import SampleError
+from engine import checkpoint, distributed, flags
+from engine.report import Report
+from engine.train import epochs_of_errors
+
+SIZES = (7, 5, 3, 1, 0, 41)
+
+
+class Crash(Exception):
+    """Stands for a kill: nothing after it runs."""
+
+
+def run_main(rank, args, crash_at=None, sigterm_at=None, model=None):
+    """One rank of a run, in a pool process; ends abruptly at a step where asked."""
+    args.local_rank = rank
+    whole, create_model = Report.batch, run.create_model
+    run.create_model = model or create_model
+
+    def batch(self, step, batch, split="train"):
+        whole(self, step, batch, split)
+        if split == "train" and step == crash_at:
+            raise Crash(f"at step {step}")
+        if split == "train" and step == sigterm_at and rank == args.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)  # one rank hears it, all must stop
+
+    Report.batch = batch
+    try:
+        run.main(args)
+    except Crash:
+        distributed.shut_down()
+    except SystemExit as stopped:
+        return stopped.code
+    finally:
+        Report.batch, run.create_model = whole, create_model
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return 0
+
+
+def launch(pool, argv, crash_at=None, sigterm_at=None, model=None):
+    """What run.py's command does, with the pool's processes in place of mp.spawn's."""
+    args = flags.parse_args([str(word) for word in argv])
+    run.prepare(args)
+    store, args.store_port = distributed.host_store()
+    codes = pool.run(args.world_size, run_main, args, crash_at, sigterm_at, model)
+    del store
+    return codes
+
+
+def base(paths, tmp_path, name, world_size, *more):
+    return ["--data", *paths, "--model", "tiny", "--device", "cpu", "--nproc-per-node", world_size, "--output", tmp_path / "runs",
+            "--name", name, "--epochs", 3, "-b", 12, "-j", 0, "--lr", 0.05, "--audit", *more]  # fmt: skip
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def global_batches(folder, split="train"):
+    """step -> the sorted (epoch, shard, index, key) that counted, over all ranks."""
+    steps: dict[int, list] = {}
+    for path in sorted((folder / "audit").glob("rank*.jsonl")):
+        for line in read_lines(path):
+            if line["split"] == split:
+                rows = zip(line["epoch"], line["ids"], line["valid"], strict=True)
+                steps.setdefault(line["step"], []).extend((epoch, *i) for epoch, i, valid in rows if valid)
+    return {step: sorted(rows) for step, rows in sorted(steps.items())}
+
+
+def tensors_of(value, path=""):
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from tensors_of(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from tensors_of(item, f"{path}.{number}")
+
+
+def same_checkpoint(a, b):
+    for name in ("model", "optimizer"):
+        left, right = dict(tensors_of(a[name])), dict(tensors_of(b[name]))
+        assert left.keys() == right.keys() and len(left) > 5
+        for key, value in left.items():
+            assert torch.equal(value, right[key]), key
+    assert a["stream"] == b["stream"]
+    assert (a["progress"]["step"], a["progress"]["best"]) == (b["progress"]["step"], b["progress"]["best"])
+
+
+def last(folder):
+    return checkpoint.load(folder)[0]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_resumed_run_ends_with_the_same_bits(gloo_pool, picture_shards, tmp_path, world_size):
+    # momentum, batch norm, dropout (tiny has both), augmentation, two workers
+    paths, val = picture_shards(SIZES), picture_shards([9, 7, 5], name="val")
+    more = ["--val-data", *val, "-j", 2, "--checkpoint-interval", 4]
+    launch(gloo_pool, base(paths, tmp_path, "whole", world_size, *more))
+    launch(gloo_pool, base(paths, tmp_path, "broken", world_size, *more), crash_at=7)  # step 7 of 15, in the middle of epoch 2
+    broken = tmp_path / "runs" / "broken"
+    assert last(broken)["progress"]["step"] == 5  # the end of epoch 1: a step later than the interval's
+    assert len(read_lines(broken / "audit" / "rank0.jsonl")) > 5
+    launch(gloo_pool, [*base(paths, tmp_path, "broken", world_size, *more), "--resume", "auto"])
+    whole = tmp_path / "runs" / "whole"
+    same_checkpoint(last(whole), last(broken))
+    assert global_batches(whole) == global_batches(broken)
+    assert global_batches(whole, "val") == global_batches(broken, "val")
+
+    def told(folder):  # every number but the times
+        untimed = ("seconds", "samples_per_second", "data_wait", "data_time", "step_time")
+        events = [line for line in read_lines(folder / "metrics.jsonl") if line["event"] in ("epoch", "eval", "end")]
+        return [{key: value for key, value in line.items() if key not in untimed} for line in events]
+
+    assert told(whole) == told(broken)
+
+
+def test_global_batches_are_one_sequence_for_every_world_size(gloo_pool, picture_shards, tmp_path):
+    paths = picture_shards(SIZES)
+    expected = None
+    for world_size in (1, 2, 3, 4):
+        for num_workers in (0, 1, 3):
+            name = f"{world_size}-{num_workers}"
+            launch(gloo_pool, [*base(paths, tmp_path, name, world_size), "-j", num_workers])
+            batches = global_batches(tmp_path / "runs" / name)
+            steps = [len(read_lines(path)) for path in (tmp_path / "runs" / name / "audit").glob("*")]
+            assert steps == [15] * world_size
+            expected = expected or batches
+            assert batches == expected
+    assert expected is not None
+    rows = [row for batch in expected.values() for row in batch]
+    assert len(rows) == len({(epoch, shard, index) for epoch, shard, index, _ in rows}) == 3 * sum(SIZES)
+
+
+def test_a_batch_of_10_on_3_processes_and_another_world_size_at_a_resume(gloo_pool, picture_shards, tmp_path):
+    paths = picture_shards(SIZES)
+    ten = ["-b", 10, "--checkpoint-interval", 3]
+    launch(gloo_pool, base(paths, tmp_path, "one", 1, *ten))
+    launch(gloo_pool, base(paths, tmp_path, "three", 3, *ten), crash_at=8)
+    launch(gloo_pool, [*base(paths, tmp_path, "three", 2, *ten), "--resume", "auto"])
+    assert global_batches(tmp_path / "runs" / "one") == global_batches(tmp_path / "runs" / "three")
+
+
+def linear(name, num_classes, img_size):
+    """A model without batch norm or dropout: what it learns must not depend on how a batch is cut."""
+    return torch.nn.Sequential(torch.nn.AvgPool2d(8), torch.nn.Flatten(), torch.nn.Linear(3 * (img_size // 8) ** 2, num_classes))
+
+
+def test_world_sizes_learn_the_same(gloo_pool, picture_shards, tmp_path):
+    paths = picture_shards(SIZES)
+    spoil(paths[5], b"s00050.png")  # a masked slot must weigh nothing on any cut
+    weights = []
+    for world_size in (1, 3, 4):
+        launch(gloo_pool, base(paths, tmp_path, f"w{world_size}", world_size, "-b", 10), None, None, linear)
+        weights.append(last(tmp_path / "runs" / f"w{world_size}")["model"])
+    assert weights[0]["2.weight"].abs().max() > 0.1
+    for other in weights[1:]:
+        for key, value in weights[0].items():
+            torch.testing.assert_close(other[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_is_exact_on_any_world_size(gloo_pool, picture_shards, tmp_path):
+    paths = picture_shards([20, 16])
+    for name, sizes in (("val", [9, 7, 5]), ("one", [30])):
+        val = picture_shards(sizes, name=name)
+        found = []
+        launch(gloo_pool, base(paths, tmp_path, f"train-{name}", 1, "--epochs", 1))
+        for world_size in (1, 2, 3, 4):
+            argv = ["--evaluate", "--val-data", *val, "--resume", tmp_path / "runs" / f"train-{name}", "--device", "cpu", "-b", 8,
+                    "--nproc-per-node", world_size, "-j", 0, "--output", tmp_path / "runs", "--name", f"{name}-{world_size}"]  # fmt: skip
+            launch(gloo_pool, argv)
+            (line,) = (x for x in read_lines(tmp_path / "runs" / f"{name}-{world_size}" / "metrics.jsonl") if x["event"] == "eval")
+            found.append(line)
+            seen = [row for batch in global_batches(tmp_path / "runs" / f"{name}-{world_size}", "val").values() for row in batch]
+            assert len(seen) == len(set(seen)) == sum(sizes)
+        assert {(line["num_samples"], line["correct"]) for line in found} == {(sum(sizes), found[0]["correct"])}
+        assert [line["loss"] for line in found] == pytest.approx([found[0]["loss"]] * 4, abs=1e-6)
+
+
+def test_sigterm_on_one_rank_stops_all_at_one_step_and_resume_is_exact(gloo_pool, picture_shards, tmp_path):
+    paths = picture_shards(SIZES)
+    launch(gloo_pool, base(paths, tmp_path, "whole", 2))
+    codes = launch(gloo_pool, base(paths, tmp_path, "stopped", 2), sigterm_at=6)
+    assert codes == [143, 143]
+    stopped = tmp_path / "runs" / "stopped"
+    assert last(stopped)["progress"]["step"] == 7  # the next step's counts carry the flag
+    assert read_lines(stopped / "metrics.jsonl")[-1]["status"] == "stopped"
+    launch(gloo_pool, [*base(paths, tmp_path, "stopped", 2), "--resume", "auto"])
+    same_checkpoint(last(tmp_path / "runs" / "whole"), last(stopped))
+
+
+def test_bad_samples_are_counted_over_all_ranks(gloo_pool, picture_shards, tmp_path):
+    paths = picture_shards([20, 16])
+    spoil(paths[0], b"s00003.png")
+    launch(gloo_pool, base(paths, tmp_path, "bad", 2))
+    folder = tmp_path / "runs" / "bad"
+    epochs = [line for line in read_lines(folder / "metrics.jsonl") if line["event"] == "epoch"]
+    assert [(line["samples"], line["bad_samples"]) for line in epochs] == [(35, 1)] * 3
+    bad = read_lines(folder / "bad_samples.jsonl")
+    assert [(line["shard"], line["index"], line["key"], line["field"]) for line in bad] == [("000.tar", 3, "s00003", "png")] * 3
+    assert last(folder)["progress"]["bad"] == 3
+
+
+def test_too_many_bad_samples_stop_every_rank_with_one_message(gloo_pool, picture_shards, tmp_path):
+    paths = picture_shards([20, 16])
+    for number in range(6):
+        spoil(paths[0], f"s{number:05d}.png".encode())
+    with pytest.raises(RankFailed) as raised:
+        launch(gloo_pool, base(paths, tmp_path, "bad", 2))
+    text = str(raised.value)
+    assert text.count("TooManyBadSamples: 11 of") == 2 or text.count("TooManyBadSamples: 12 of") == 2
+    assert "more than --max-bad 0.01 accepts: the first is 000.tar sample" in text
+    launch(gloo_pool, base(paths, tmp_path, "more", 2, "--max-bad", 0.5))
+
+
+def spoil(path, member):
+    """Overwrite a picture's bytes in place: the tar stays whole."""
+    data = bytearray(Path(path).read_bytes())
+    start = data.index(member) + 512
+    data[start : start + 64] = bytes(64)
+    times = os.stat(path)
+    Path(path).write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_errors_find_their_epoch():
+    ids = [("a", 0, "x"), ("a", 1, "y"), ("a", 0, "x")]
+    errors = [SampleError("a", 0, "x", "png", ""), SampleError("a", 0, "x", "png", "")]
+    batch = {"epoch": torch.tensor([0, 0, 1]), "ids": ids, "errors": errors}
+    assert epochs_of_errors(batch) == [0, 1]
