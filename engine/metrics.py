@@ -106,11 +106,14 @@ class RunLog:
             return
         line = to_json({"event": event, **values})
         self._write("metrics.jsonl", json.dumps(line, allow_nan=False))
-        scalars = {name: line[name] for name in SCALARS.get(event, ()) if line[name] is not None}
-        if scalars:
-            for name, value in scalars.items():
-                self._open_board().add_scalar(f"{event}/{name}", value, line["step"])
-            self._board.flush()  # what a checkpoint's step has drawn must outlive a kill right after it
+        if event == "start":
+            self._open_board()  # now: it takes seconds, which would count against the first interval's speed
+        if event in SCALARS:
+            board = self._open_board()
+            for name in SCALARS[event]:
+                if line[name] is not None:
+                    board.add_scalar(f"{event}/{name}", line[name], line["step"])
+            board.flush()  # what was drawn up to a checkpoint must outlive a kill right after it
 
     def audit(self, *, step: int, epoch: Any, ids: Iterable[Sequence[Any]], valid: Any, split: str = "train") -> None:
         """Write who was consumed in this step: ids are (shard file name, index, key) per slot, masked ones too.
@@ -118,8 +121,8 @@ class RunLog:
         `step` is a training step for both splits, since cut_back goes by it: an evaluation's is the step it came after.
         """
         if self._audit:
-            line = {"step": step, "epoch": epoch, "ids": [list(i) for i in ids], "valid": valid, "split": split}
-            self._write(f"audit/rank{self.rank}.jsonl", json.dumps(to_json(line), allow_nan=False))
+            line = {"step": step, "epoch": to_json(epoch), "ids": list(ids), "valid": to_json(valid), "split": split}
+            self._write(f"audit/rank{self.rank}.jsonl", json.dumps(line))
 
     def bad_sample(self, step: int, error: Mapping[str, Any]) -> None:
         """Append one SampleError.as_dict() to the bad_samples.jsonl that all ranks share."""
@@ -157,7 +160,7 @@ class RunLog:
 
     def _open_board(self) -> Any:
         if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter  # a second's import: only where scalars are drawn
+            from torch.utils.tensorboard import SummaryWriter  # seconds to import: on rank 0 only
 
             purge_step = None if self._resume_step is None else self._resume_step + 1
             self._board = SummaryWriter(str(self.folder), purge_step=purge_step)
@@ -201,7 +204,7 @@ def _keep(line: bytes, step: int) -> bool:
 
 def _rewrite(path: Path, step: int) -> None:
     """Keep the lines that belong; these files are small, and in bad_samples the ranks' steps may be mixed."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f"{path.name}.part")
     with open(path, "rb") as old, open(temporary, "wb") as new:
         new.writelines(line for line in old if line.endswith(b"\n") and _keep(line, step))
         new.flush()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
 from engine.console import Console, format_seconds, format_share
 
-INTERVAL = {
+INTERVAL: dict[str, Any] = {
     "epoch": 0, "step": 50, "samples_seen": 500, "loss": 1.25, "top1": 0.5, "samples_per_second": 25.0, "data_wait": 0.031,
 }  # fmt: skip
-EPOCH = {
+EPOCH: dict[str, Any] = {
     "epoch": 1, "samples": 1000, "bad_samples": 0, "loss": 0.5, "top1": 0.751, "seconds": 61.2, "data_wait": 0.2,
 }  # fmt: skip
-EVAL = {"epoch": 1, "num_samples": 2000, "bad_samples": 0, "loss": 0.5, "top1": 0.9, "top5": 1.0, "correct": 1800}
+EVAL: dict[str, Any] = {"epoch": 1, "num_samples": 2000, "bad_samples": 0, "loss": 0.5, "top1": 0.9, "top5": 1.0, "correct": 1800}
 
 
 def test_durations_and_shares() -> None:

@@ -96,8 +96,8 @@ def test_cosine_ends_at_the_least_rate_and_stays_there() -> None:
 
 
 def test_step_falls_to_a_tenth_at_each_third() -> None:
-    keywords = {"sched": "step", "warmup": 0, "total": 90}
-    assert [rate(p, **keywords) for p in (0, 29.9, 30, 59.9, 60, 90)] == pytest.approx([0.4, 0.4, 0.04, 0.04, 0.004, 0.004])
+    rates = [rate(p, sched="step", warmup=0, total=90) for p in (0, 29.9, 30, 59.9, 60, 90)]
+    assert rates == pytest.approx([0.4, 0.4, 0.04, 0.04, 0.004, 0.004])
 
 
 def test_constant_stays() -> None:

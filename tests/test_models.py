@@ -1,0 +1,136 @@
+"""Models by name: the table is torchvision's, every one gives one tensor, and what can't train is refused before it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from models import MODELS, check_model, create_model, model_names
+from models.torchvision_models import TORCHVISION_MODELS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_table_is_what_torchvision_has() -> None:
+    names = torchvision.models.list_models(module=torchvision.models)
+    assert sorted(TORCHVISION_MODELS) == names
+    assert TORCHVISION_MODELS == {name: torchvision.models.get_model_builder(name).__name__ for name in names}
+    assert not set(TORCHVISION_MODELS) & set(MODELS)
+    assert model_names() == sorted([*names, *MODELS])
+
+
+@pytest.mark.parametrize("name", ["resnet20", "tiny"])
+@pytest.mark.parametrize("size", [8, 32, 57, 224])
+def test_our_models_take_any_size_and_learn(name: str, size: int) -> None:
+    model = create_model(name, 7)
+    logits = model(torch.randn(2, 3, size, size))
+    assert logits.shape == (2, 7)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())  # DDP waits for ever for one that has none
+
+
+def test_resnet20_is_the_papers() -> None:
+    model = create_model("resnet20", 10)
+    assert num_parameters(model) == 269_722  # "0.27M" in table 6
+    assert sum(isinstance(m, (nn.Conv2d, nn.Linear)) for m in model.modules()) == 20
+    features = []
+    blocks = model.get_submodule("blocks")
+    assert isinstance(blocks, nn.Sequential)
+    for block in blocks:
+        block.register_forward_hook(lambda module, args, output: features.append(tuple(output.shape[1:])))
+    model(torch.randn(2, 3, 32, 32))
+    assert features == [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
+
+
+def test_tiny_is_tiny_and_has_what_can_go_wrong() -> None:
+    model = create_model("tiny", 10)
+    assert num_parameters(model) < 10_000
+    kinds = {type(module) for module in model.modules()}
+    assert {nn.BatchNorm2d, nn.Dropout, nn.Conv2d, nn.Linear} <= kinds
+
+
+def test_weights_come_from_the_global_generator() -> None:
+    def first(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return next(create_model("tiny", 3).parameters()).detach()
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+@pytest.mark.filterwarnings("error")
+def test_auxiliary_heads_are_off(name: str) -> None:
+    with torch.device("meta"):
+        logits = create_model(name, 5).train()(torch.empty(2, 3, 299, 299))
+    assert isinstance(logits, torch.Tensor) and logits.shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "name", ["alexnet", "convnext_tiny", "mobilenet_v3_small", "regnet_y_128gf", "resnet18", "swin_v2_t", "vgg11", "vit_b_32"]
+)
+def test_one_model_of_each_kind_can_train_at_224(name: str) -> None:
+    check_model(name, 3, 224, 2)
+
+
+@pytest.mark.full
+def test_every_model_can_train_at_224() -> None:
+    for name in model_names():
+        check_model(name, 3, 224, 2)
+
+
+def test_a_vision_transformer_takes_the_size_it_is_given() -> None:
+    with torch.device("meta"):
+        assert create_model("vit_b_16", 4, img_size=96)(torch.empty(1, 3, 96, 96)).shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("resnet_50", "resnet50"), ("ResNet18", "resnet18"), ("resnet-20", "resnet20"), ("zzz", "resnet18")]
+)
+def test_unknown_names_meet_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ValueError, match=f"^--model {name}: no such model; .*{near}") as caught:
+        create_model(name, 10)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^--num-classes 0: a model needs at least one class$"):
+        create_model("tiny", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "batch", "reason"),
+    [
+        ("inception_v3", 32, 8, "Kernel size"),
+        ("vit_h_14", 64, 8, "indivisible by patch size"),
+        ("maxvit_t", 96, 8, "not divisible by partition size 7"),
+        ("resnet18", 32, 1, "more than 1 value per channel"),
+    ],
+)
+def test_what_cannot_train_is_said_in_one_line(name: str, size: int, batch: int, reason: str) -> None:
+    pictures = f"batches of {batch} pictures of {size}x{size} per process"
+    with pytest.raises(ValueError, match=f"^--model {name} can't train on {pictures}: .*{reason}.*; try --img-size") as caught:
+        check_model(name, 10, size, batch)
+    assert "\n" not in str(caught.value)
+
+
+def test_checking_leaves_no_trace() -> None:
+    check_model("resnet18", 10, 64, 4)
+    with pytest.raises(ValueError, match="can't train"):
+        check_model("vit_h_14", 10, 64, 4)
+    assert nn.Linear(2, 2).weight.device.type == "cpu"
+
+
+def test_importing_models_does_not_import_torchvision() -> None:
+    code = "import sys, models; models.model_names(); models.create_model('tiny', 2); assert 'torchvision' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
