@@ -322,8 +322,8 @@ def build_loader(
     what the stream is; left out, a loaded state decides. labels: a LabelMap that `resolve_labels` made, in place of label,
     classes and num_classes. transform: keywords of the task's transform (scale, hflip, augment). stages: extra webdataset
     stages over encoded sample dicts. Other keywords go to torch's DataLoader (prefetch_factor, pin_memory,
-    multiprocessing_context: fork by default on Linux). Batches hold ceil(batch_size / world_size) slots. Raises ShardError (a ValueError) for shards or labels that
-    can't be used, ValueError for a value out of range.
+    multiprocessing_context: fork by default on Linux). Batches hold ceil(batch_size / world_size) slots.
+    Raises ShardError (a ValueError) for shards or labels that can't be used, ValueError for a value out of range.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in 0..{world_size - 1} (world_size {world_size})")
