@@ -62,7 +62,7 @@ class OutputFolder:
         earlier = self._read_earlier()
         folders = {os.path.dirname(path) for path in (*shards, *(earlier.done if earlier else ()))} | {""}
         present = self._list(folders, lambda name: name.lower().endswith(_TARS))
-        present += [n for n in self._list(folders - {""}, (_SUMMARY, _JOURNAL).__contains__)]  # of a data set on its own
+        present += self._list(folders - {""}, (_SUMMARY, _JOURNAL).__contains__)  # of a data set on its own
         if overwrite:
             self._remove_earlier(earlier, present, folders, source)
             earlier, present = None, []
@@ -73,7 +73,7 @@ class OutputFolder:
             self._start_journal({os.path.dirname(path) for path in shards} | {""})
         return done
 
-    def finish(self, shards: Mapping[str, Done], classes: Sequence[str], **more: Any) -> None:
+    def finish(self, shards: Mapping[str, Done], classes: Sequence[str]) -> None:
         """Write dataset.json and put the journal away."""
         splits: dict[str, list[ShardRecord]] = {}
         for path, done in shards.items():
@@ -83,8 +83,8 @@ class OutputFolder:
             for path, done in shards.items()
             for name, reason in done.left_out
         ]
-        more = {**more, "left_out": left_out, "digest": self._digest}
-        write_dataset_json(os.path.join(self.path, _SUMMARY), splits, classes, self._arguments, **more)
+        summary = os.path.join(self.path, _SUMMARY)
+        write_dataset_json(summary, splits, classes, self._arguments, left_out=left_out, digest=self._digest)
         if os.path.exists(self.journal):
             os.unlink(self.journal)
         self.close()
