@@ -18,10 +18,16 @@ A batch is a dict: "image" uint8 (n, 3, H, W), "label" int64 (n,), "valid" bool 
 file name, index, key) per slot, "step", "epoch_end", "errors"; n = ceil(batch_size / world_size), always.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .errors import BadSampleBudget, DataError, SampleError, ShardError, StaleIndexError
-from .pipeline import Loader, build_loader
 from .plan import Plan
 from .shards import Shard, load_shards
+
+if TYPE_CHECKING:
+    from .pipeline import Loader, build_loader
 
 __all__ = [
     "BadSampleBudget",
@@ -35,3 +41,12 @@ __all__ = [
     "build_loader",
     "load_shards",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the pipeline when it is first asked for: it needs torch, which takes seconds; plans and indexes don't."""
+    if name in ("Loader", "build_loader"):
+        from . import pipeline
+
+        return getattr(pipeline, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
