@@ -146,7 +146,8 @@ def _list_names(buf: Buffer, start: int, end: int) -> list[tuple[str, str]]:
 def _say_damage(damage: TarDamage | None, num_samples: int, num_lost: int) -> str | None:
     if damage is None:
         return None
-    return f"{damage.reason} at byte {damage.offset}: {num_lost} bytes after its first {num_samples} samples are not used"
+    samples = f"{num_samples} sample{'' if num_samples == 1 else 's'}"
+    return f"{damage.reason} at byte {damage.offset}: {num_lost} bytes after its first {samples} are not used"
 
 
 def _check_index(path: str, buf: Buffer, mtime_ns: int, cut: str) -> tuple[int, str | None] | None:

@@ -6,7 +6,6 @@ Invariant: every shard of the list exists, is a tar with an index that fits it, 
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import os
@@ -87,7 +86,9 @@ def _index_all(paths: Sequence[str], num_workers: int, rebuild: bool) -> Iterato
     not_ours = set(multiprocessing.active_children())
     pool = _create_pool(min(num_workers, len(rest)))
     try:
-        yield from pool.map(_index_one, rest, itertools.repeat(rebuild), chunksize=chunk)
+        # not pool.map: it cancels what is left when it is given up, and that trips over workers that are ended at the same time
+        for future in [pool.submit(_index_some, rest[i : i + chunk], rebuild) for i in range(0, len(rest), chunk)]:
+            yield from future.result()
     except BrokenProcessPool:
         raise ShardError("a process that indexed shards was killed (out of memory?); try again with fewer workers") from None
     except BaseException:  # Ctrl-C above all: what the workers are at may take minutes
@@ -118,6 +119,10 @@ def _follow_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def _index_some(paths: Sequence[str], rebuild: bool) -> list[tuple[Shard, bool] | ShardError]:
+    return [_index_one(path, rebuild) for path in paths]
 
 
 def _index_one(path: str, rebuild: bool) -> tuple[Shard, bool] | ShardError:

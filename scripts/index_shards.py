@@ -44,18 +44,21 @@ def write_indexes(patterns: Sequence[str], num_workers: int | None, rebuild: boo
     paths = expand(patterns)
     num_bad = num_samples = 0
     done: Counter[str] = Counter()
+    problems: list[str] = []  # printed at the end, apart from the progress bar
     for result in index_shards(paths, num_workers, rebuild=rebuild):
         if isinstance(result, ShardError):
-            print(f"error: {result}", file=sys.stderr)
+            problems.append(f"error: {result}")
             num_bad += 1
             continue
         shard, was_built = result
         num_samples += shard.num_samples
         done[describe(shard, was_built)] += 1
         if shard.damage:
-            print(f"damaged: {shard.path}: {shard.damage}", file=sys.stderr)
+            problems.append(f"damaged: {shard.path}: {shard.damage}")
         elif not shard.num_samples:
-            print(f"note: {shard.path}: no samples in it", file=sys.stderr)
+            problems.append(f"note: {shard.path}: no samples in it")
+    for problem in problems:
+        print(problem, file=sys.stderr)
     for what, count in done.items():
         print(f"{count:,} {'index' if count == 1 else 'indexes'} {what}")
     print(f"{len(paths) - num_bad:,} of {len(paths):,} shards can be used: {num_samples:,} samples")

@@ -114,7 +114,7 @@ CUT = tm.join_samples(tm.make_samples(4))  # samples of 2048 bytes, members of 1
         (CUT[:100], None, ""),
         (CUT[:300], 0, "cut in a header at byte 0: 300 bytes after its first 0 samples are not used"),
         (CUT[:514], 0, "the data of '0000.jpg' is cut (2 of 9 bytes are there) at byte 0: 514 bytes after its first 0"),
-        (CUT[: 2048 + 100], 1, "cut in a header at byte 2048: 100 bytes after its first 1 samples are not used"),
+        (CUT[: 2048 + 100], 1, "cut in a header at byte 2048: 100 bytes after its first 1 sample are not used"),
         (CUT[:4096] + b"x" + CUT[4097:], 2, "broken header at byte 4096: 4096 bytes after its first 2 samples are not used"),
         (CUT[:5120] + b"x" + CUT[5121:], 2, "broken header at byte 5120: 4096 bytes after its first 2 samples are not used"),
         (b"x" + CUT[1:], 0, "broken header at byte 0: 8192 bytes after its first 0 samples are not used"),

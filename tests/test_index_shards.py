@@ -50,7 +50,7 @@ def test_names_damaged_and_bad_shards_and_indexes_the_others(folder: Path, capsy
     assert out == "3 indexes written\n3 of 4 shards can be used: 4 samples\n"
     assert err.splitlines() == [
         f"error: {folder}/000.tar: a web page, not a tar: its download failed; download it again",
-        f"damaged: {folder}/001.tar: cut in a header at byte 2048: 100 bytes after its first 1 samples are not used",
+        f"damaged: {folder}/001.tar: cut in a header at byte 2048: 100 bytes after its first 1 sample are not used",
         f"note: {folder}/002.tar: no samples in it",
     ]
 

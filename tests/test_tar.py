@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -77,6 +80,24 @@ def test_walk_is_tarfile(entries: list[tuple[str, bytes, bytes]], fmt: str, mtim
 def test_walk_is_tarfile_with_ustar_prefixes(entries: list[tuple[int, int, bytes]]) -> None:
     content = make_tar([("d" * a + "/" + "f" * b, data, tarfile.REGTYPE) for a, b, data in entries], FORMATS["ustar"])
     assert [(m.name, m.size) for m in walk(content)] == [("d" * a + "/" + "f" * b, len(data)) for a, b, data in entries]
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="no tar command")
+@pytest.mark.parametrize("fmt", ["v7", "oldgnu", "gnu", "ustar", "posix"])
+def test_walk_of_what_the_tar_command_writes(tmp_path: Path, fmt: str) -> None:
+    folder = tmp_path / "d" / "/".join(["sub"] * {"v7": 8, "ustar": 30}.get(fmt, 40))
+    folder.mkdir(parents=True)
+    for name in ("größe.jpg", "a.cls", "empty.txt", "x" * 40 + ".jpg"):
+        (folder / name).write_bytes(b"" if name == "empty.txt" else name.encode() * 100)
+    (folder / "link.jpg").symlink_to("größe.jpg")
+    os.link(folder / "a.cls", folder / "b.cls")
+    if fmt != "v7":
+        os.mkfifo(folder / "fifo")
+    subprocess.run(["tar", f"--format={fmt}", "-cf", "x.tar", "d"], cwd=tmp_path, check=True, capture_output=True)
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        expected = [(m.name, m.offset, m.offset_data, m.size if m.isreg() else 0, m.isreg()) for m in archive]
+    assert [(m.name.rstrip("/"), *m[1:]) for m in walk((tmp_path / "x.tar").read_bytes())] == expected
+    assert sum(m[4] for m in expected) >= 4
 
 
 keys = st.lists(words.map(lambda w: w.replace(".", "") or "k"), min_size=1, max_size=2).map("/".join)
