@@ -6,27 +6,40 @@ Invariant: at every moment one whole checkpoint lies on the disk under its name.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 VERSION = 1
+KEYS = frozenset({"version", "model", "optimizer", "stream", "progress", "epoch", "world_size", "num_threads", "class_names", "flags"})
+
+
+class _File(io.BufferedWriter):
+    """A file that remembers its write error: torch reports a full disk as an assertion of its own, which hides the reason."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def save(folder: Path, checkpoint: dict[str, Any], best: bool = False) -> None:
     """Write last.pt (what it was becomes previous.pt); with `best` also best.pt. Raises OSError, and then nothing has changed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    assert checkpoint.keys() == KEYS, sorted(checkpoint.keys() ^ KEYS)
     part = folder / f"{LAST}.{os.getpid()}.part"
     try:
-        with open(part, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(part, checkpoint)
         if (folder / LAST).exists():
             _replace_by_link(folder / LAST, folder / PREVIOUS)
         os.replace(part, folder / LAST)
@@ -34,9 +47,21 @@ def save(folder: Path, checkpoint: dict[str, Any], best: bool = False) -> None:
             _replace_by_link(folder / LAST, folder / BEST)
         _sync_folder(folder)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        reason = f"the checkpoint could not be written ({error.strerror}); the one before it is whole"
+        sweep(folder)
+        reason = f"no checkpoint could be written ({error.strerror}); the one before it is whole: make room, then go on with --resume auto"
         raise OSError(error.errno, reason, str(folder)) from error
+
+
+def _write(path: Path, checkpoint: dict[str, Any]) -> None:
+    with _File(open(path, "wb", buffering=0)) as file:
+        try:
+            torch.save(checkpoint, cast(Any, file))
+        except RuntimeError:
+            if file.error is not None:
+                raise file.error from None
+            raise
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _replace_by_link(source: Path, target: Path) -> None:
@@ -59,24 +84,62 @@ def _sync_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed writer left; for one process, before the first save."""
+    """Remove what a killed or failed writer left; for one process, while none writes."""
     for part in folder.glob("*.part"):
         part.unlink(missing_ok=True)
 
 
-def load(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Read a checkpoint, or the last one of a run folder: (checkpoint, a warning or None).
+def load(path: Path) -> tuple[dict[str, Any], Path, str | None]:
+    """Read a checkpoint, or the last one of a run folder: (checkpoint, the file it is from, a warning or None).
 
     A damaged last.pt falls back to previous.pt, and the warning says so. Raises ValueError, one line, where none can be read.
     """
     path = resolve(path)
+    try:
+        return read(path), path, None
+    except Damaged as error:
+        previous = path.with_name(PREVIOUS)
+        if path.name != LAST:
+            raise
+        try:
+            older = read(previous)
+        except ValueError:
+            raise error from None
+        return older, previous, f"{path} is damaged ({error.reason}): going on from {previous.name}, the one before it"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The checkpoint in a file, on the CPU. Raises ValueError, one line, for a file that is none of ours or not whole."""
     damage = _damage(path)
-    if damage is None:
-        return _read(path), None
-    previous = path.with_name(PREVIOUS)
-    if path.name == LAST and previous.exists() and _damage(previous) is None:
-        return _read(previous), f"{path} is damaged ({damage}): going on from {previous.name}, the one before it"
-    raise ValueError(f"{path}: not a whole checkpoint ({damage}); give another file to --resume")
+    if damage is not None:
+        raise Damaged(path, damage)
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many types here, all of them about the file
+        raise Damaged(path, f"torch can't load it with weights_only=True: {_one_line(error)[:200]}") from None
+    if not isinstance(checkpoint, dict) or not KEYS <= checkpoint.keys():
+        raise ValueError(f"--resume {path}: not a checkpoint of a run, which holds {', '.join(sorted(KEYS))}; give another file")
+    if checkpoint["version"] != VERSION:
+        raise ValueError(f"--resume {path}: its version is {checkpoint['version']}, and this program reads version {VERSION}")
+    return checkpoint
+
+
+class Damaged(ValueError):
+    """A checkpoint file that can't be read."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"--resume {path}: not a whole checkpoint ({reason}); give another file")
+        self.reason = reason
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def make_last(path: Path) -> None:
+    """Make the checkpoint that a run goes on from its last one: what is last.pt now may be damaged, or of a later step."""
+    if path.name != LAST:
+        _replace_by_link(path, path.with_name(LAST))
 
 
 def resolve(path: Path) -> Path:
@@ -95,17 +158,6 @@ def _damage(path: Path) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, NotImplementedError) as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    return None if bad is None else f"checksum of {bad}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many types here, all of them about the file
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path}: torch can't load it with weights_only=True ({reason})") from error
-    if not isinstance(checkpoint, dict) or checkpoint.get("version") != VERSION:
-        raise ValueError(f"{path}: not a checkpoint of this program's version {VERSION}")
-    return checkpoint
+    except Exception as error:  # of a damaged directory zipfile makes errors of many types
+        return _one_line(error)
+    return None if bad is None else f"the checksum of {bad} is wrong"

@@ -53,7 +53,7 @@ def number(low: float, high: float = math.inf) -> Callable[[str], float]:
 Row = tuple[str, Any, dict[str, Any], str]
 FLAGS: dict[str, list[Row]] = {
     "data": [
-        ("--data", None, {"nargs": "+", "metavar": "PATTERN"}, "training shards: 'a/{000..099}.tar', <000..099>, globs, folders, .txt lists, a::b"),
+        ("--data", None, {"nargs": "+", "metavar": "PATTERN"}, "training shards: 'a/{000..099}.tar', <000..099>, globs, folders, .txt lists, a::b (no default)"),
         ("--val-data", None, {"nargs": "+", "metavar": "PATTERN"}, "validation shards (default: none, and so no evaluation)"),
         ("--task", "image-classification", {"metavar": "NAME"}, "what a sample is"),
         ("--label", "cls", {"metavar": "FIELD"}, "where the label is: cls, txt, or json:dotted.path"),
@@ -87,12 +87,12 @@ FLAGS: dict[str, list[Row]] = {
     "run": [
         ("--output", "runs", {"metavar": "FOLDER"}, "where run folders are made"),
         ("--name", None, {"metavar": "NAME"}, "the run folder's name (default: time and model)"),
-        ("--resume", None, {"metavar": "auto|PATH"}, "go on from a checkpoint or run folder; auto: the folder --name says, else the newest that fits"),
+        ("--resume", None, {"metavar": "auto|PATH"}, "go on from a checkpoint or run folder; auto: the folder --name says, else the newest that fits (default: start afresh)"),
         ("--checkpoint-interval", 0, {"type": integer(0), "metavar": "STEPS"}, "also save every so many steps (0: at the ends of epochs only)"),
         ("--log-interval", 50, {"type": integer(1), "metavar": "STEPS"}, "steps between two lines of the log"),
         ("--audit", False, {"action": "store_true"}, "write every consumed sample's id to audit/"),
         ("-e --evaluate", False, {"action": "store_true"}, "only evaluate the checkpoint that --resume names, on --val-data"),
-        ("-c --config", None, {"metavar": "FILE"}, "a recipe: YAML whose keys are flag names; flags win over it"),
+        ("-c --config", None, {"metavar": "FILE"}, "a recipe: YAML whose keys are flag names; flags win over it (default: none)"),
     ],
     "launch": [
         ("--device", None, {"choices": ["cuda", "cpu"]}, "where to train (default: cuda if there is a GPU)"),
@@ -120,8 +120,10 @@ EXAMPLES = """examples:
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line."""
 
+    source = ""  # the recipe that is being read
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {self.source}{' '.join(message.split())}\n")
 
 
 def flag_name(names: str) -> str:
@@ -134,7 +136,7 @@ def defaults() -> dict[str, Any]:
     return {flag_name(names): default for rows in FLAGS.values() for names, default, _, _ in rows}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser; it sets only what was given, so that what was left out can be told from a default."""
     parser = Parser(
         prog="run.py",
@@ -147,7 +149,7 @@ def build_parser() -> argparse.ArgumentParser:
     for title, rows in FLAGS.items():
         group = parser.add_argument_group(title)
         for names, default, keywords, text in rows:
-            shown = text if "default" in text or default is None or default is False else f"{text} (default: {default})"
+            shown = text if "default" in text else f"{text} (default: {'off' if default is False else default})"
             group.add_argument(*names.split(), help=shown.replace("%", "%%"), **keywords)
     return parser
 
@@ -166,7 +168,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return argparse.Namespace(**{**defaults(), **explicit}, explicit=frozenset(explicit))
 
 
-def read_recipe(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
+def read_recipe(path: Path, parser: Parser) -> dict[str, Any]:
     """A YAML file of flag names and values, checked as if they had been typed. Raises ValueError, one line."""
     import yaml
 
@@ -176,18 +178,28 @@ def read_recipe(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
         raise ValueError(f"--config {path}: can't be read ({' '.join(str(error).split())})") from error
     if not isinstance(values, dict):
         raise ValueError(f"--config {path}: it must hold 'flag: value' lines, and holds a {type(values).__name__}")
-    argv: list[str] = []
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        if name not in defaults() or name == "config":
-            near = difflib.get_close_matches(name, defaults(), n=1, cutoff=0.0)
-            raise ValueError(f"--config {path}: {key}: no such flag; the nearest is {near[0].replace('_', '-')}")
-        if value is True or value is False:
-            argv += [f"--{name.replace('_', '-')}"] if value else []
-        else:
-            items = [str(item) for item in (value if isinstance(value, list) else [value])]
-            argv += [f"--{name.replace('_', '-')}={items[0]}"] if len(items) == 1 else [f"--{name.replace('_', '-')}", *items]
+    argv = [word for key, value in values.items() for word in _as_words(path, str(key), value)]
+    parser.source = f"--config {path}: "
     return vars(parser.parse_args(argv))
+
+
+def _as_words(path: Path, key: str, value: Any) -> list[str]:
+    """A recipe's entry as it would have been typed."""
+    name = key.replace("-", "_")
+    if name not in defaults():
+        near = difflib.get_close_matches(name, defaults(), n=1, cutoff=0.0)
+        raise ValueError(f"--config {path}: {key}: no such flag; the nearest is {near[0].replace('_', '-')}")
+    if name == "config":
+        raise ValueError(f"--config {path}: {key}: a recipe can't name another")
+    items = value if isinstance(value, list) else [value]
+    if not items or any(item is None or isinstance(item, (dict, list)) for item in items):
+        raise ValueError(f"--config {path}: {key}: it needs a value, or a list of values; leave the line out for the default")
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(defaults()[name], bool):
+        if not isinstance(value, bool):
+            raise ValueError(f"--config {path}: {key}: {value} is neither true nor false")
+        return [flag] if value else []
+    return [f"{flag}={items[0]}"] if len(items) == 1 else [flag, *map(str, items)]
 
 
 def restore(args: argparse.Namespace, saved: dict[str, Any]) -> None:
@@ -202,13 +214,14 @@ def kept(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in defaults() if name not in NOT_KEPT}
 
 
-# A checkpoint decides these: another value would make it another run.
-DECIDED = ("seed", "no_shuffle", "shuffle_block", "lanes", "task", "model", "img_size", "num_classes")
+# A checkpoint decides these: another value would make it another run, or another model.
+DECIDED = ("task", "model", "num_classes", "img_size", "opt", "seed", "no_shuffle", "shuffle_block", "lanes")
+DECIDED_TO_EVALUATE = ("task", "model", "num_classes")
 
 
 def check_contradictions(args: argparse.Namespace, saved: dict[str, Any]) -> None:
     """Raises ValueError for a flag that was given and contradicts the checkpoint."""
-    for name in DECIDED:
+    for name in DECIDED_TO_EVALUATE if args.evaluate else DECIDED:
         if name in args.explicit and getattr(args, name) != saved[name]:
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(f"{flag} {getattr(args, name)} contradicts the checkpoint's {saved[name]}: leave it out, or start without --resume")

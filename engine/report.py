@@ -16,6 +16,28 @@ from .console import Console
 from .metrics import RunLog
 
 
+def shares(batch_size: int, world_size: int) -> str:
+    """How a global batch is cut: "4 x 64", or "3 processes, 85 or 86 each"."""
+    low, rest = divmod(batch_size, world_size)
+    return f"{world_size} processes, {low} or {low + 1} each" if rest else f"{world_size} x {low}"
+
+
+def opening_lines(facts: dict[str, Any], class_names: Sequence[str] | None) -> list[str]:
+    """What was chosen, for people: the first lines of a run. `facts`: those of its start event."""
+    some = f" ({', '.join(class_names[:5])}{', ...' if len(class_names) > 5 else ''})" if class_names else ""
+    classes = f"{facts['num_classes']} class{'es' if facts['num_classes'] != 1 else ''}{some}"
+    shards = f"{facts['num_shards']:,} shard{'s' if facts['num_shards'] != 1 else ''}"
+    lines = [
+        f"global batch {facts['batch_size']} = {shares(facts['batch_size'], facts['world_size'])}",
+        f"{facts['num_samples']:,} samples in {shards}, {classes}, pictures of {facts['img_size']}x{facts['img_size']}",
+        f"model {facts['model']}, {facts['opt']} lr {facts['lr']:g}, {facts['epochs']} epochs, "
+        f"{facts['device']}, {facts['workers']} workers a process",
+    ]
+    if facts["batch_size"] > facts["num_samples"] and facts["total_steps"]:
+        lines.append(f"warning: the global batch exceeds the {facts['num_samples']} samples of an epoch: a step holds several epochs")
+    return lines
+
+
 class Report:
     """The files and the console of one run, for one rank."""
 

@@ -6,6 +6,7 @@ Invariant: two runs never share a folder; a run that goes on stays in its own.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -16,21 +17,22 @@ from typing import Any
 import yaml
 
 from data import Shard
+from data.pipeline import check_fingerprint, shards_fingerprint
 
-from .checkpoint import LAST, PREVIOUS
+from . import checkpoint
+from .metrics import cut_back
 
-MANIFEST = "shards.tsv"
-
-
-class AlreadyFinished(Exception):
-    """The run that --resume names has nothing left to train."""
+MANIFEST, VAL_MANIFEST = "shards.tsv", "val_shards.tsv"
 
 
 def create_folder(output: Path, name: str | None, model: str) -> Path:
     """Make a new folder below output: `name`, or time and model with a number where that is taken. Raises FileExistsError."""
     output.mkdir(parents=True, exist_ok=True)
     if name is not None:
-        (output / name).mkdir()
+        try:
+            (output / name).mkdir()
+        except FileExistsError as error:
+            raise FileExistsError(error.errno, "another run has just made it; give another --name", str(output / name)) from None
         return output / name
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{model}"
     for number in range(1, 1000):
@@ -52,24 +54,51 @@ def check_name(output: Path, name: str, resume: str | None) -> None:
 
 
 def check_output(output: Path) -> None:
-    """Raises ValueError where no folder can be made in `output`."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output {output}: no folder can be made there ({error.strerror}); give another") from error
-    if not os.access(output, os.W_OK):
-        raise ValueError(f"--output {output}: it can't be written; give another")
+    """Raises ValueError where no folder can be made in `output`. Makes nothing itself: the command may still be refused."""
+    there = next(folder for folder in (output.absolute(), *output.absolute().parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        raise ValueError(f"--output {output}: {there} is a file, not a folder; give another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"--output {output}: no folder can be made in {there}, it can't be written; give another")
+
+
+def open_folder(
+    output: Path,
+    name: str | None,
+    model: str,
+    *,
+    folder: Path | None = None,
+    gone_on_from: Path | None = None,
+    step: int = 0,
+    shards: Sequence[Shard],
+    val_shards: Sequence[Shard],
+    flags: dict[str, Any],
+) -> Path:
+    """The folder of this run, for rank 0: a new one, or `folder`, cut back to the `step` of the checkpoint that it goes on from.
+
+    Writes what the run is made of: args.yaml, shards.tsv and val_shards.tsv (path, samples, bytes of each shard, in order).
+    """
+    folder = folder or create_folder(output, name, model)
+    checkpoint.sweep(folder / "checkpoints")
+    if gone_on_from is not None and folder_of(gone_on_from) == folder.absolute():
+        checkpoint.make_last(gone_on_from)
+    cut_back(folder, step)
+    for listing, listed in ((MANIFEST, shards), (VAL_MANIFEST, val_shards)):
+        text = "".join(f"{row}\n" for row in ["path\tsamples\tbytes", *map(_row, listed)])
+        (folder / listing).write_bytes(text.encode("utf-8", "surrogateescape"))
+    (folder / "args.yaml").write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
+    return folder
 
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run folder holds a checkpoint to go on from."""
-    return any((folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
+    return any((folder / "checkpoints" / name).is_file() for name in (checkpoint.LAST, checkpoint.PREVIOUS))
 
 
-def folder_of(checkpoint: Path) -> Path | None:
+def folder_of(path: Path) -> Path | None:
     """The run folder that a checkpoint file lies in; None if it lies elsewhere."""
-    folder = checkpoint.resolve().parent.parent
-    return folder if checkpoint.resolve().parent.name == "checkpoints" and (folder / "metrics.jsonl").exists() else None
+    folder = path.absolute().parent
+    return folder.parent if folder.name == "checkpoints" and (folder.parent / "metrics.jsonl").exists() else None
 
 
 def find_last_run(output: Path, fingerprint: dict[str, Any], model: str) -> Path | None:
@@ -92,28 +121,29 @@ def _start_line(folder: Path) -> dict[str, Any]:
     return line if isinstance(line, dict) else {}
 
 
-def write_manifest(folder: Path, shards: Sequence[Shard], flags: dict[str, Any]) -> None:
-    """Write shards.tsv (path, samples, bytes of each training shard, in order) and args.yaml."""
-    rows = "".join(f"{_quoted(shard.path)}\t{shard.num_samples}\t{shard.num_bytes}\n" for shard in shards)
-    (folder / MANIFEST).write_text("path\tsamples\tbytes\n" + rows, encoding="utf-8", errors="surrogateescape")
-    (folder / "args.yaml").write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
+def _row(shard: Shard) -> str:
+    path = shard.path.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")
+    return f"{path}\t{shard.num_samples}\t{shard.num_bytes}"
 
 
-def _quoted(path: str) -> str:
-    return path.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")
+def check_same_data(saved: dict[str, Any], shards: Sequence[Shard], folder: Path | None) -> None:
+    """Raises ValueError where the shards are not those of the checkpoint, of a run in `folder`."""
+    try:
+        check_fingerprint(saved["stream"]["fingerprint"], shards_fingerprint(shards))
+    except ValueError as error:
+        raise ValueError(f"--resume: {error}{first_difference(folder, shards) if folder else ''}") from None
 
 
 def first_difference(folder: Path, shards: Sequence[Shard]) -> str:
     """Which shard differs first from those the run was started on: ". The first ...", or nothing if its list is gone."""
     try:
-        rows = (folder / MANIFEST).read_text(encoding="utf-8", errors="surrogateescape").splitlines()[1:]
+        rows = (folder / MANIFEST).read_bytes().decode("utf-8", "surrogateescape").split("\n")[1:-1]
     except OSError:
         return ""
-    now = [f"{_quoted(shard.path)}\t{shard.num_samples}\t{shard.num_bytes}" for shard in shards]
-    for i in range(max(len(rows), len(now))):
-        old, new = (side[i].split("\t") if i < len(side) else None for side in (rows, now))
+    for number, pair in enumerate(itertools.zip_longest(rows, map(_row, shards))):
+        old, new = (None if row is None else row.split("\t") for row in pair)
         if old is None or new is None or _unlike(old, new):
-            return f". The first shard that differs is number {i}: {_described(old)} then, {_described(new)} now"
+            return f". The first shard that differs is number {number}: {_described(old)} then, {_described(new)} now"
     return ""
 
 

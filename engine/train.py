@@ -22,8 +22,9 @@ from torch.optim import Optimizer
 from data import BadSampleBudget, Loader, SampleError
 
 from . import checkpoint
-from .distributed import Ranks, StopRequest
+from .distributed import Ranks
 from .evaluate import normalize
+from .launcher import Stopped, StopRequest
 from .metrics import topk_correct
 from .optim import set_lr
 from .report import Report
@@ -32,7 +33,7 @@ STEP = 3  # purpose of the seed of torch's own generators, beside those of data/
 SAMPLES, LOSS, CORRECT, BAD = range(4)  # the columns of an epoch's sums
 
 
-class TooManyBadSamples(RuntimeError):
+class TooManyBadSamples(Stopped):
     """More of the data is bad than --max-bad accepts; raised on every rank at the same step."""
 
 
@@ -73,6 +74,14 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     """Seed torch's generators for one step: dropout and the like don't depend on the steps before it."""
     state = np.random.SeedSequence((seed, step, STEP, rank)).generate_state(1, np.uint64)
     torch.manual_seed(int(state[0]))
+
+
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Give it the moments of a checkpoint; what the flags say now (weight decay, momentum) stays, as torch would not have it."""
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        group.update(values)
 
 
 def warm_up(model: nn.Module, batch: dict[str, torch.Tensor], device: torch.device) -> None:

@@ -1,0 +1,183 @@
+"""How a run ends: the launcher watches its ranks, tells the first failure once, and leaves no process behind.
+
+in: the processes that mp.spawn started  ->  out: the exit code of the whole run
+Invariant: a run ends when one of its ranks can't go on, when its launcher is gone, or when it is told to; then no process of it is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from data import ShardError
+
+FAILED, STOPPED, INTERRUPTED = 1, 143, 130  # exit codes; 143: SIGTERM came, and what could be saved is saved
+GRACE = 3.0  # seconds that the other ranks get to fail by themselves, so that the first error can be told
+NOT_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EEXIST})
+
+
+class Stopped(Exception):
+    """One line that says what ended a rank: the data or the machine is at fault, and a traceback would tell nothing more."""
+
+
+def plain_reason(error: BaseException) -> str | None:
+    """The line to tell in place of a traceback, where what went wrong is no fault of the code; else None."""
+    text = str(error).strip()
+    if text.startswith("Caught "):  # torch's wrapping of what a loader worker raised: its traceback, then "Type: message"
+        text = text.splitlines()[-1].partition(": ")[2]
+    if isinstance(error, (Stopped, ShardError)):
+        return text
+    if isinstance(error, OSError) and error.errno in NOT_THE_CODE:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if isinstance(error, RuntimeError) and text.startswith("DataLoader worker (pid"):
+        return f"{text.rstrip('. ')}: it may have run out of memory (see dmesg); fewer --workers need less"
+    return None
+
+
+class StopRequest:
+    """Remembers a SIGTERM until the ranks have agreed on a step to stop at; `at_once`: there is nothing to save, so it ends the process.
+
+    Leaves Ctrl-C to the launcher, and ends the process if that one is gone. launcher: its pid; None if another program is it.
+    """
+
+    def __init__(self, launcher: int | None, at_once: bool = False) -> None:
+        self.requested = False
+        self._launcher, self._at_once = launcher, at_once
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        if launcher is not None:
+            signal.signal(signal.SIGINT, self._on_sigint)
+            self._on_sigint()  # it may have gone while this process was importing
+
+    def _on_sigterm(self, *_: object) -> None:
+        self.requested = True
+        if self._at_once:
+            _leave(STOPPED)
+
+    def _on_sigint(self, *_: object) -> None:
+        # torch has the kernel send SIGINT to a rank whose launcher is gone: no one is left who would end it
+        if os.getppid() != self._launcher:
+            _leave(INTERRUPTED)
+
+
+def _leave(code: int) -> None:
+    kill_tree(os.getpid(), itself=False)
+    os._exit(code)
+
+
+@contextmanager
+def ctrl_c_ignored() -> Iterator[None]:
+    """Processes started meanwhile ignore Ctrl-C until they say otherwise: in the middle of their imports each would print a traceback."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def supervise(context: Any, first_rank: int = 0) -> int:
+    """Wait for the ranks that mp.spawn(join=False) started, and return the exit code of the run.
+
+    0: all done. 143: SIGTERM came and was forwarded to the ranks. 130: Ctrl-C. 1: a rank failed; what it said is printed once.
+    No rank outlives the call, nor do the loader workers of one that was alive.
+    """
+    processes = context.processes
+    terminated = False
+
+    def forward(*_: object) -> None:
+        nonlocal terminated
+        terminated = True
+        for process in processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGTERM)
+
+    previous = signal.signal(signal.SIGTERM, forward)
+    try:
+        while any(process.exitcode is None for process in processes):
+            connection.wait([p.sentinel for p in processes if p.exitcode is None], timeout=1.0)
+            broken = {process.exitcode for process in processes} - {None, 0, STOPPED}
+            if broken:
+                if not (terminated and broken == {-signal.SIGTERM}):  # a rank that was still importing has nothing to tell
+                    _wait(processes, GRACE)
+                break
+        codes = [process.exitcode for process in processes]  # before those that are left are killed
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return INTERRUPTED
+    finally:
+        for process in processes:
+            if process.is_alive():
+                kill_tree(process.pid)
+            process.join()
+        signal.signal(signal.SIGTERM, previous)
+    if set(codes) == {0}:
+        return 0
+    if set(codes) <= {0, STOPPED} or (terminated and set(codes) <= {None, 0, STOPPED, -signal.SIGTERM}):
+        return STOPPED
+    print(first_failure(codes, _read_errors(context.error_files), first_rank), file=sys.stderr)
+    return FAILED
+
+
+def _wait(processes: list[Any], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(process.exitcode is None for process in processes):
+        time.sleep(0.05)
+
+
+def _read_errors(error_files: list[str]) -> dict[int, tuple[int, str]]:
+    """local rank -> (when, the traceback that mp.spawn left in its file)."""
+    errors = {}
+    for number, path in enumerate(map(Path, error_files)):
+        if path.exists() and path.stat().st_size:
+            errors[number] = path.stat().st_mtime_ns, pickle.loads(path.read_bytes())
+            path.unlink()
+    return errors
+
+
+def first_failure(codes: list[int | None], errors: dict[int, tuple[int, str]], first_rank: int = 0) -> str:
+    """What to print: a rank that a signal killed, else the earliest exception; the others' follow from it.
+
+    codes: the exit code of each rank, None for one that hung; errors: what `_read_errors` gives.
+    """
+    killed = [(code == -signal.SIGABRT, i, -code) for i, code in enumerate(codes) if code is not None and code < 0]
+    if killed and not (errors and min(killed)[0]):  # an abort follows from another's exception
+        _, number, signal_number = min(killed)
+        name = signal.Signals(signal_number).name
+        reason = "it may have run out of memory, see dmesg" if name == "SIGKILL" else "see the lines above"
+        return f"process {first_rank + number} was killed by {name} ({reason})"
+    if not errors:
+        return f"a process ended without a word; the exit codes are {codes}"
+    number, (_, text) = min(errors.items(), key=lambda item: item[1])
+    last = text.rstrip().rpartition("\n")[2]
+    plain = f"{Stopped.__module__}.{Stopped.__qualname__}: "
+    if last.startswith(plain):
+        return f"run.py: error: {last.removeprefix(plain)}"
+    return f"process {first_rank + number} failed:\n{text.rstrip()}"
+
+
+def kill_tree(pid: int, itself: bool = True) -> None:
+    """SIGKILL a process and all that it started (loader workers); where there is no /proc, those end by their own watch."""
+    for child in children(pid):
+        kill_tree(child)
+    if itself:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that are still there."""
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []

@@ -1,0 +1,167 @@
+"""The parent's part of a run, before any process is started: check all that can be checked, and work out what was left open.
+
+in: the flags as parsed  ->  out: the same Namespace with every flag filled in, and what `main` needs besides: shards, labels, checkpoint
+Invariant: a mistake is a ValueError of one line that names the flag; nothing is written but indexes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from data import Plan, load_shards
+from data.pipeline import shards_fingerprint
+from data.tasks import create_task, default_img_size, read_classes, resolve_labels
+from models import check_model, create_model, model_names
+
+from . import checkpoint, distributed, flags, runs
+from .optim import check_optimizer, default_lr
+from .report import opening_lines
+
+
+class AlreadyFinished(Exception):
+    """The run that --resume names has nothing left to train."""
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """All of it, in order. Raises ValueError, OSError, AlreadyFinished."""
+    args.launcher = args.store_port = None
+    args.shards, args.messages = [], []
+    prepare_launch(args)
+    if args.evaluate and args.resume is None:
+        raise ValueError("--evaluate needs --resume CHECKPOINT: there is nothing to evaluate")
+    saved = prepare_resume(args)
+    check_optimizer(args.opt, args.sched)
+    if args.model not in model_names():
+        create_model(args.model, 1)  # raises: before the shards are read, which may take long
+    args.transform = {"scale": args.scale and tuple(args.scale), "hflip": args.hflip, "augment": not args.no_aug}
+    create_task(args.task, training=True, labels=None, img_size=args.img_size or 1, **args.transform)
+    prepare_data(args, saved)
+    prepare_training(args, saved)
+    check_model(args.model, args.num_classes, args.img_size, 2 if args.evaluate else -(-args.batch_size // args.world_size))
+
+
+def prepare_launch(args: argparse.Namespace) -> None:
+    """Which device, how many processes, threads and workers; where the run folder can be."""
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args.nproc_per_node = distributed.count_processes(args.nproc_per_node, args.device)
+    args.world_size = distributed.count_ranks(args.nproc_per_node, args.nnodes)
+    args.dist_backend = args.dist_backend or ("nccl" if args.device == "cuda" else "gloo")
+    distributed.check_launch(
+        device=args.device, backend=args.dist_backend, nproc=args.nproc_per_node, nnodes=args.nnodes,
+        node_rank=args.node_rank, dist_url=args.dist_url,
+    )  # fmt: skip
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    args.num_threads = max(1, cores // args.nproc_per_node)
+    if args.workers is None:
+        args.workers = min(8, args.num_threads)
+    runs.check_output(Path(args.output))
+    if args.name is not None:
+        runs.check_name(Path(args.output), args.name, args.resume)
+
+
+def prepare_resume(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Find and read the checkpoint to go on from; flags that were left out take its values."""
+    args.checkpoint = args.folder = None
+    if args.resume is None:
+        return None
+    path = Path(args.resume)
+    if args.resume == "auto":
+        folder = Path(args.output) / args.name if args.name else find_run(args)
+        if folder is None or not runs.has_checkpoint(folder):
+            where = folder or args.output
+            if args.evaluate:
+                raise ValueError(f"--resume auto: no checkpoint fits in {where}; name one to evaluate")
+            args.messages.append(f"--resume auto: no checkpoint fits in {where}, starting afresh")
+            args.folder = folder if folder and folder.exists() else None
+            return None
+        path = folder
+    saved, args.checkpoint, warning = checkpoint.load(path)
+    flags.check_contradictions(args, saved["flags"])
+    flags.restore(args, saved["flags"])
+    if not args.evaluate and (args.resume == "auto" or args.name is None):  # under a new --name it becomes a run of its own
+        args.folder = runs.folder_of(args.checkpoint)
+    args.messages += [f"warning: {warning}"] if warning else []
+    then, now = saved["num_threads"], args.num_threads
+    if then != now and saved["world_size"] == args.world_size and not args.evaluate:
+        args.messages.append(f"warning: {then} threads a process then, {now} now: sums may round differently")
+    seen = saved["stream"]["samples_seen"]
+    args.messages.append(f"going on from {args.checkpoint}: step {saved['progress']['step']}, {seen:,} samples seen")
+    return saved
+
+
+def find_run(args: argparse.Namespace) -> Path | None:
+    """The run that --resume auto means without --name."""
+    if not args.data:
+        raise ValueError("--resume auto needs --data or --name to know which run it is")
+    args.shards = load_shards(args.data)
+    return runs.find_last_run(Path(args.output), shards_fingerprint(args.shards), args.model)
+
+
+def prepare_data(args: argparse.Namespace, saved: dict[str, Any] | None) -> None:
+    """Shards, classes and picture size: from the flags, the checkpoint, or the data itself."""
+    wanted = "--val-data" if args.evaluate else "--data"
+    if not (args.val_data if args.evaluate else args.data):
+        raise ValueError(f"{wanted} is missing: name the shards, for example {wanted} 'shards/{{000..099}}.tar'")
+    classes = {"classes": class_names(args, saved), "num_classes": args.num_classes}
+    args.labels = args.val_labels = None
+    if args.evaluate:
+        args.shards = []
+    else:
+        args.shards = args.shards or load_shards(args.data)
+        if saved:
+            runs.check_same_data(saved, args.shards, runs.folder_of(args.checkpoint))
+        args.labels = resolve_labels(args.shards, args.label, **classes)
+        classes = {"classes": args.labels.names, "num_classes": args.labels.num_classes}
+    args.val_shards = load_shards(args.val_data) if args.val_data else []
+    if args.val_shards:
+        args.val_labels = resolve_labels(args.val_shards, args.label, **classes)
+    args.num_classes = (args.labels or args.val_labels).num_classes
+    args.img_size = args.img_size or default_img_size(args.shards or args.val_shards)
+
+
+def class_names(args: argparse.Namespace, saved: dict[str, Any] | None) -> list[str] | None:
+    """The names in the order of the model's outputs, as far as they are known without looking at the data."""
+    names = saved["class_names"] if saved else None
+    if args.classes is None or "classes" not in args.explicit:
+        return names
+    given = read_classes(args.classes)
+    if names is not None and given != names:
+        raise ValueError(f"--classes {args.classes} contradicts the checkpoint's classes: leave it out, or start without --resume")
+    return given
+
+
+def prepare_training(args: argparse.Namespace, saved: dict[str, Any] | None) -> None:
+    """Batch, learning rate and length of the run; what its start event, its checkpoints and its folder tell."""
+    shards, labels = (args.val_shards, args.val_labels) if args.evaluate else (args.shards, args.labels)
+    order = {} if args.evaluate else {"epochs": args.epochs, "seed": args.seed, "shuffle_block": args.shuffle_block, "lanes": args.lanes}
+    plan = Plan(np.array([shard.num_samples for shard in shards]), **order)
+    args.total = plan.num_positions
+    args.batch_size = args.batch_size or min(256, plan.num_samples)
+    if args.batch_size < args.world_size:
+        raise ValueError(f"--batch-size {args.batch_size} is the global batch, and smaller than the {args.world_size} processes: raise it")
+    args.lr = default_lr(args.opt, args.batch_size) if args.lr is None else args.lr
+    args.warmup_epochs = min(1.0, args.epochs / 10) if args.warmup_epochs is None else args.warmup_epochs
+    step, seen = (saved["progress"]["step"], saved["stream"]["samples_seen"]) if saved else (0, 0)
+    if saved and seen >= args.total and not args.evaluate:
+        raise AlreadyFinished(f"{args.checkpoint}: this run is finished, its {args.epochs} epochs are trained; raise --epochs for more")
+    args.facts = {
+        "world_size": args.world_size, "num_samples": plan.num_samples, "num_shards": len(shards), "num_classes": args.num_classes,
+        "batch_size": args.batch_size, "total_steps": 0 if args.evaluate else step + plan.num_steps(seen, args.batch_size),
+        "model": args.model, "img_size": args.img_size, "opt": args.opt, "lr": args.lr, "epochs": args.epochs, "workers": args.workers,
+        "device": args.device, "step": step, "samples_seen": seen, "fingerprint": shards_fingerprint(shards),
+    }  # fmt: skip
+    names = list(labels.names) if labels.names else None
+    args.kept = {"class_names": names, "flags": flags.kept(args), "num_threads": args.num_threads}
+    args.opening = {
+        "output": Path(args.output), "name": args.name, "model": args.model, "folder": args.folder, "gone_on_from": args.checkpoint,
+        "step": step, "shards": args.shards, "val_shards": args.val_shards, "flags": {**args.kept["flags"], "world_size": args.world_size},
+    }  # fmt: skip
+    args.messages = opening_lines(args.facts, names) + args.messages
+    args.messages += [f"warning: {shard.path}: {shard.damage}" for shard in [*args.shards, *args.val_shards] if shard.damage]
+    args.messages += [] if args.val_shards else ["no --val-data: no evaluation, and no best.pt"]
