@@ -12,7 +12,7 @@ RUN    := digits-$(shell date +%Y%m%d-%H%M%S)
 
 # Digits (examples/digits.zip) from pictures to an evaluated model, on 2 CPU processes: about a minute.
 run: $(STAMP)
-	$(PY) scripts/make_shards.py examples/digits.zip $(DIGITS) --split train=0.8,val=0.2 --shard-size 200
+	$(PY) scripts/make_shards.py examples/digits.zip $(DIGITS) --split train=0.8,val=0.2 --num-shards 10
 	$(PY) run.py --data $(DIGITS)/train --val-data $(DIGITS)/val -c recipes/digits.yaml \
 	    --device cpu --nproc-per-node 2 --name $(RUN)
 	$(PY) run.py --evaluate --val-data $(DIGITS)/val --resume runs/$(RUN)/checkpoints/best.pt --device cpu --nproc-per-node 2
