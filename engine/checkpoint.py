@@ -73,6 +73,7 @@ def _replace_by_link(source: Path, target: Path) -> None:
     except OSError:  # a file system without hard links
         shutil.copyfile(source, part)
     os.replace(part, target)
+    part.unlink(missing_ok=True)  # a rename between two names of one file leaves both
 
 
 def _sync_folder(folder: Path) -> None:

@@ -78,7 +78,7 @@ FLAGS: dict[str, list[Row]] = {
         ("--model", "resnet18", {"metavar": "NAME"}, "a torchvision classification model, resnet20 or tiny"),
         ("--opt", "sgd", {"metavar": "NAME"}, "sgd (Nesterov) or adamw"),
         ("--lr", None, {"type": number(0.0), "metavar": "X"}, "peak learning rate (default: 0.1 per 256 samples of batch; adamw 0.001 at 256, by the square root)"),
-        ("--momentum", 0.9, {"type": number(0.0, 1.0), "metavar": "X"}, "momentum, or adamw's first beta"),
+        ("--momentum", 0.9, {"type": number(0.0, 0.9999), "metavar": "X"}, "momentum, or adamw's first beta"),
         ("--weight-decay", 5e-5, {"type": number(0.0), "metavar": "X"}, "weight decay; norms and biases have none"),
         ("--sched", "cosine", {"metavar": "NAME"}, "cosine, step or constant"),
         ("--warmup-epochs", None, {"type": number(0.0), "metavar": "X"}, "epochs of warm-up (default: 1, or a tenth of the epochs if that is less)"),
@@ -100,7 +100,7 @@ FLAGS: dict[str, list[Row]] = {
         ("--nnodes", 1, {"type": integer(1), "metavar": "N"}, "machines"),
         ("--node-rank", 0, {"type": integer(0), "metavar": "N"}, "which machine this is"),
         ("--dist-url", None, {"metavar": "URL"}, "where ranks meet: tcp://, file:// or env:// (default: a free port of this machine)"),
-        ("--dist-backend", None, {"choices": ["nccl", "gloo", "mpi"]}, "default: nccl with GPUs, gloo without"),
+        ("--dist-backend", None, {"choices": ["nccl", "gloo", "mpi"]}, "what carries the gradients (default: nccl with GPUs, gloo without)"),
     ],
 }
 # These describe a start, not the training: a checkpoint does not bring them back.
@@ -123,6 +123,10 @@ class Parser(argparse.ArgumentParser):
     source = ""  # the recipe that is being read
 
     def error(self, message: str) -> NoReturn:
+        word = message.removeprefix("unrecognized arguments: ")
+        if word != message:
+            near = nearest(word.split("=")[0].split()[0], cutoff=0.6)
+            message += f"; the nearest flag is --{near[0]}" if near else "; --help lists the flags"
         self.exit(2, f"{self.prog}: error: {self.source}{' '.join(message.split())}\n")
 
 
@@ -134,6 +138,12 @@ def flag_name(names: str) -> str:
 def defaults() -> dict[str, Any]:
     """Every flag's default."""
     return {flag_name(names): default for rows in FLAGS.values() for names, default, _, _ in rows}
+
+
+def nearest(name: str, cutoff: float = 0.0) -> list[str]:
+    """The flag whose name is most like this one, as it is typed; none if no name is as like as `cutoff`, in 0..1."""
+    near = difflib.get_close_matches(name.strip("-").replace("-", "_"), defaults(), n=1, cutoff=cutoff)
+    return [flag.replace("_", "-") for flag in near]
 
 
 def build_parser() -> Parser:
@@ -187,8 +197,7 @@ def _as_words(path: Path, key: str, value: Any) -> list[str]:
     """A recipe's entry as it would have been typed."""
     name = key.replace("-", "_")
     if name not in defaults():
-        near = difflib.get_close_matches(name, defaults(), n=1, cutoff=0.0)
-        raise ValueError(f"--config {path}: {key}: no such flag; the nearest is {near[0].replace('_', '-')}")
+        raise ValueError(f"--config {path}: {key}: no such flag; the nearest is {nearest(name)[0]}")
     if name == "config":
         raise ValueError(f"--config {path}: {key}: a recipe can't name another")
     items = value if isinstance(value, list) else [value]
@@ -222,6 +231,10 @@ DECIDED_TO_EVALUATE = ("task", "model", "num_classes")
 def check_contradictions(args: argparse.Namespace, saved: dict[str, Any]) -> None:
     """Raises ValueError for a flag that was given and contradicts the checkpoint."""
     for name in DECIDED_TO_EVALUATE if args.evaluate else DECIDED:
-        if name in args.explicit and getattr(args, name) != saved[name]:
+        now, then = getattr(args, name), saved[name]
+        if name in args.explicit and now != then:
             flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} {getattr(args, name)} contradicts the checkpoint's {saved[name]}: leave it out, or start without --resume")
+            against = f"{flag} {now} contradicts the checkpoint's {then}"
+            if now is True:
+                against = f"{flag} contradicts the checkpoint, which was made without it"
+            raise ValueError(f"{against}: leave it out, or start without --resume")
