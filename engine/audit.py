@@ -24,11 +24,15 @@ TRAIN, VAL = "train", "val"
 
 
 class Line(NamedTuple):
-    """A rank's part of a global batch. nth: which batch of an evaluation it is (0 in training)."""
+    """A rank's part of a global batch: of a training step, or the nth of the evaluation after it (0 in training).
+
+    late: it stands behind a later one in its file, and (step, is_val, nth) are that one's.
+    """
 
     step: int
     is_val: bool
     nth: int
+    late: bool
     rank: int
     epoch: list[int]
     ids: list[list[Any]]
@@ -37,7 +41,7 @@ class Line(NamedTuple):
 
 def read_lines(path: Path, rank: int) -> Iterator[Line]:
     """The lines of one rank's audit. Raises HistoryError."""
-    before, nth = (-1, False), 0
+    place, nth = (0, False), 0
     for number, line in read_objects(path):
         try:
             step, split, epoch, ids, valid = (line[name] for name in ("step", "split", "epoch", "ids", "valid"))
@@ -46,10 +50,9 @@ def read_lines(path: Path, rank: int) -> Iterator[Line]:
             fits = False
         if not fits:
             raise HistoryError(f"{path}:{number}: not a line of an audit: it needs step, epoch, ids, valid and split")
-        place = (step, split == VAL)
-        nth = nth + 1 if split == VAL and place == before else 0
-        before = place
-        yield Line(step, split == VAL, nth, rank, epoch, ids, valid)
+        before, place = place, max(place, (step, split == VAL))
+        nth = nth + 1 if place == before and place[1] else 0
+        yield Line(*place, nth, (step, split == VAL) < place, rank, epoch, ids, valid)
 
 
 def read_groups(folder: Path) -> Iterator[tuple[list[Line], bool]]:
@@ -91,6 +94,7 @@ class Auditor:
         self.places, self.val_places = Places(history.shards), Places(history.val_shards)
         self.epochs: dict[int, Tally] = {}
         self.passes: dict[int, Tally] = {}  # by the step they came after
+        self._open: dict[bool, list[int]] = {False: [], True: []}  # whether passes -> keys of tallies that are still open
         self.masks: Counter[str] = Counter()
         self.reached = history.starts[0].step  # the last step that all ranks took
         self._bad_samples = BadSamples(history.folder / "bad_samples.jsonl")
@@ -100,7 +104,7 @@ class Auditor:
         """Check and count one global batch; False if it is still under way, and so counts for nothing yet."""
         step, is_val, nth = group[0][:3]
         start = self.history.start_of(step)
-        ranks = Counter(line.rank for line in group)
+        ranks = Counter(line.rank for line in group if not line.late)
         lacking = [str(rank) for rank in range(start.world_size) if not ranks[rank]]
         if lacking and self._may_grow(step, is_val, is_last):
             return False
@@ -109,8 +113,10 @@ class Auditor:
         for rank, times in ranks.items():
             self.findings.add("uneven", f"{name}: {times} lines of rank {rank}", times - 1)
             self.findings.add("uneven", f"{name}: a line of rank {rank}, of {start.world_size} ranks", int(rank >= start.world_size))
+        late = [line.rank for line in group if line.late]
+        self.findings.add("out of order", f"after {name}: a line of an earlier one, of rank {'/'.join(map(str, late))}", len(late))
         if not is_val:
-            self._check_order(step)
+            self._check_step(step)
         self._count(group, start, name)
         return True
 
@@ -120,12 +126,10 @@ class Auditor:
             return False
         return step not in self.history.evaluations if is_val else is_last and step > self.history.told_step
 
-    def _check_order(self, step: int) -> None:
-        if step <= self.reached:
-            self.findings.add("out of order", f"step {step} comes again, or after step {self.reached}")
+    def _check_step(self, step: int) -> None:
         self.findings.add("steps missing", f"{self.reached + 1}..{step - 1}", step - 1 - self.reached)
         self.findings.add("too many steps", f"step {step} of {self.history.last_step}", int(step > self.history.last_step))
-        self.reached = max(self.reached, step)
+        self.reached = step
 
     def _count(self, group: list[Line], start: Start, name: str) -> None:
         """Add a global batch to its epochs, slot by slot: consumed, bad, or masked, and why."""
@@ -150,9 +154,16 @@ class Auditor:
 
         places = self.val_places if is_val else self.places
         where = places.find(map(str, shards), index)
+        tallies = self.passes if is_val else self.epochs
+        for number in [number for number in self._open[is_val] if number < (step if is_val else epoch.min())]:
+            self._open[is_val].remove(number)
+            tallies[number].close()  # what comes in order is past it
         for e in np.unique(epoch[epoch < end_epoch]).tolist():
-            mine = epoch == e
-            tally = self._tally(step if is_val else e, is_val, places)
+            mine, number = epoch == e, step if is_val else e
+            if number not in tallies:
+                tallies[number] = Tally(places)
+                self._open[is_val].append(number)
+            tally = tallies[number]
             tally.add(where[mine & (valid | bad)], int((mine & bad).sum()))
             tally.masked += int((mine & ~valid).sum())
         unknown = (valid | bad) & (where < 0)
@@ -173,15 +184,6 @@ class Auditor:
         left = self._bad_of_step[1]
         left[sample] -= 1
         return left[sample] >= 0
-
-    def _tally(self, number: int, is_val: bool, places: Places) -> Tally:
-        """The tally of an epoch, or of the evaluation after a step; one that begins ends those before it."""
-        tallies = self.passes if is_val else self.epochs
-        if number not in tallies:
-            for earlier in tallies.values():
-                earlier.close()
-            tallies[number] = Tally(places)
-        return tallies[number]
 
     def finish(self) -> list[str]:
         """One line for every epoch and evaluation; what they lack becomes findings."""

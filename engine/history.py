@@ -138,6 +138,9 @@ def _place_starts(lines: Iterable[dict[str, Any]], total: int) -> list[Start]:
     """The starts whose steps count, each from its line; `total` is the position where training ends."""
     starts: list[Start] = []
     for line in lines:
+        for name, low in ("samples_seen", 0), ("batch_size", 1), ("world_size", 1):
+            if not isinstance(line[name], int) or line[name] < low:
+                raise TypeError(f"{name} is {line[name]!r}")
         position, batch_size = line["samples_seen"], line["batch_size"]
         while starts and starts[-1].position >= position:
             starts.pop()  # it was killed before its first checkpoint
