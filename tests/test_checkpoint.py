@@ -93,7 +93,7 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(folder, how, rea
     damage(folder / "last.pt", how)
     loaded, path, warning = checkpoint.load(folder.parent)
     assert (path, loaded["epoch"]) == (folder / "previous.pt", 0)
-    assert re.fullmatch(rf"{folder}/last.pt is damaged \({reason}\): going on from previous.pt, the one before it", warning)
+    assert re.fullmatch(rf"{folder}/last.pt is damaged \({reason}\): going on from previous.pt, the one before it", str(warning))
     with pytest.raises(ValueError) as refused:  # a file named by itself has no other
         damage(folder / "best.pt", how)
         checkpoint.load(folder / "best.pt")

@@ -126,7 +126,7 @@ def test_the_flags_and_their_defaults_are_these():
 def test_help_shows_every_default():
     parser = flags.build_parser()
     text = " ".join(parser.format_help().split())
-    entries = {action.dest: action.help for action in parser._actions if action.dest != "help"}
+    entries = {action.dest: str(action.help) for action in parser._actions if action.dest != "help"}
     assert entries.keys() == SHOWN.keys() == DEFAULTS.keys()
     for name, shown in SHOWN.items():
         assert entries[name].endswith(f"({shown})"), name
