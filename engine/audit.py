@@ -135,23 +135,16 @@ class Auditor:
         """Add a global batch to its epochs, slot by slot: consumed, bad, or masked, and why."""
         step, is_val = group[0][:2]
         ids = [i for line in group for i in line.ids]
-        rank = np.repeat([line.rank for line in group], [len(line.ids) for line in group])
         try:
             shards, indexes, _ = zip(*ids, strict=True)
             index, epoch = np.array(indexes, np.int64), np.array([e for line in group for e in line.epoch], np.int64)
             valid = np.array([v for line in group for v in line.valid], bool)
         except (TypeError, ValueError, OverflowError) as error:
             raise HistoryError(f"{self.history.folder / 'audit'}: {name}: not [shard, index, key], epoch and valid ({error})") from None
-        padding = ~valid & np.concatenate([self._padding(line, start, name) for line in group])
         end_epoch = 1 if is_val else ceil(start.end / max(1, self.history.num_samples))
-        past_end = ~valid & ~padding & (epoch >= end_epoch)
-        bad = np.zeros(len(valid), bool)
-        for slot in np.flatnonzero(~valid & ~padding & ~past_end).tolist():
-            bad[slot] = self._is_bad(step, (int(rank[slot]), shards[slot], indexes[slot]))
-            self.findings.add("masked", f"{name}: rank {rank[slot]}: {ids[slot]} for no known reason", int(not bad[slot]))
+        padding = np.concatenate([self._padding(line, start, name) for line in group])
+        bad = self._explain_masks(group, name, valid, padding, epoch >= end_epoch)
         self.findings.add("past the end", f"{name}: a sample of epoch {epoch.max()} counts", int((valid & (epoch >= end_epoch)).sum()))
-        self.masks.update({"padding": int(padding.sum()), "past the end": int(past_end.sum()), "bad": int(bad.sum())})
-
         places = self.val_places if is_val else self.places
         where = places.find(map(str, shards), index)
         tallies = self.passes if is_val else self.epochs
@@ -169,6 +162,18 @@ class Auditor:
         unknown = (valid | bad) & (where < 0)
         if unknown.any():
             self.findings.add("unknown", f"{name}: no shard holds {ids[int(unknown.argmax())]}", int(unknown.sum()))
+
+    def _explain_masks(self, group: list[Line], name: str, valid: np.ndarray, padding: np.ndarray, past_end: np.ndarray) -> np.ndarray:
+        """Why each masked slot is; returns which of them are bad samples."""
+        rank = np.repeat([line.rank for line in group], [len(line.ids) for line in group])
+        ids = [i for line in group for i in line.ids]
+        bad = np.zeros(len(valid), bool)
+        for slot in np.flatnonzero(~valid & ~padding & ~past_end).tolist():
+            bad[slot] = self._is_bad(group[0].step, (int(rank[slot]), ids[slot][0], ids[slot][1]))
+            self.findings.add("masked", f"{name}: rank {rank[slot]}: {ids[slot]} for no known reason", int(not bad[slot]))
+        padded, past = ~valid & padding, ~valid & past_end & ~padding
+        self.masks.update({"padding": int(padded.sum()), "past the end": int(past.sum()), "bad": int(bad.sum())})
+        return bad
 
     def _padding(self, line: Line, start: Start, name: str) -> np.ndarray:
         """Which slots of a line are there only because the ranks' shares differ by one."""

@@ -106,7 +106,8 @@ def read_history(folder: Path) -> History:
     if not folder.is_dir():
         raise HistoryError(f"{folder}: no such folder; give a run folder, for example runs/{folder.name}")
     flags = _read_flags(folder / "args.yaml")
-    shards, val_shards = (read_manifest(folder / name) for name in (MANIFEST, VAL_MANIFEST))
+    shards = read_manifest(folder / MANIFEST)
+    val_shards = read_manifest(folder / VAL_MANIFEST) if (folder / VAL_MANIFEST).exists() else []
     num_samples = sum(shard.num_samples for shard in shards)
     path = folder / "metrics.jsonl"
     starts: list[dict[str, Any]] = []
