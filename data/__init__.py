@@ -1,21 +1,24 @@
 """From tar shards to batches. Imports nothing from the rest of the repo: copy the folder out whole, it works alone.
 
-| stage | file         | takes                                   | gives                                                    |
-|-------|--------------|-----------------------------------------|----------------------------------------------------------|
-| 0     | shards.py    | patterns                                | list[Shard]: where each lies, how many samples it holds  |
-| 0     | index.py     | a shard                                 | where each sample starts in it (`.tar.idx`)              |
-| 1     | plan.py      | samples per shard, seed, position, rank | Slots: epoch, shard, index, valid of every slot          |
-| 2     | store.py     | a shard, an index in it                 | the bytes of that sample                                 |
-| 2     | tar.py       | those bytes                             | key, {field: bytes}                                      |
-| 3     | your stages  | encoded sample dicts                    | the same                                                 |
-| 4     | tasks.py     | {field: bytes}, an rng                  | a slot of the batch's tensors, filled                    |
-| 4     | decoders.py  | bytes                                   | a picture, a number, a text                              |
-| 4     | transforms.py| encoded picture, rng                    | uint8 (3, H, W)                                          |
-| -     | pipeline.py  | all of the above                        | the wds.DataPipeline of stages 1-4, and `build_loader`   |
+| stage | file                             | takes                                   | gives                                         |
+|-------|----------------------------------|-----------------------------------------|-----------------------------------------------|
+| 0     | shards.py (patterns.py)          | patterns                                | list[Shard]: where each lies, its samples     |
+| 0     | index.py                         | a shard                                 | where each sample starts in it (`.tar.idx`)   |
+| 0     | classes.py (scan.py, labels.py)  | shards, a label source                  | the classes, how to find a sample's           |
+| 1     | plan.py                          | samples per shard, seed, position, rank | Slots: epoch, shard, index, valid of each     |
+| 2     | store.py (cache.py)              | a shard, an index in it                 | the bytes of that sample                      |
+| 2     | tar.py                           | those bytes                             | key, {field: bytes}                           |
+| 3     | your stages                      | encoded sample dicts                    | the same                                      |
+| 4     | tasks.py                         | {field: bytes}, an rng                  | a slot of the batch's tensors, filled         |
+| 4     | decoders.py                      | bytes                                   | a picture, a number, a text                   |
+| 4     | transforms.py                    | encoded picture, rng                    | uint8 (3, H, W)                               |
+| 1-4   | pipeline.py (stages.py)          | all of the above                        | the wds.DataPipeline, and `build_loader`      |
 
-Read shards.py, plan.py and pipeline.py, in this order. writer.py goes the other way: samples to shards.
-A batch is a dict: "image" uint8 (n, 3, H, W), "label" int64 (n,), "valid" bool (n,), "epoch" int64 (n,), and "ids" (shard
-file name, index, key) per slot, "step", "epoch_end", "errors"; n = ceil(batch_size / world_size), always.
+Read shards.py, plan.py and pipeline.py, in this order. writer.py goes the other way, samples to shards, with what
+scripts/make_shards.py needs: sources.py, readers.py, tables.py, packing.py, pictures.py, making.py, output.py.
+A batch is a dict: "image" uint8 (n, 3, H, W), "label" int64 (n,), "valid" bool (n,), "epoch" and "sample" int64 (n,) (which
+epoch, and which sample of it in index order), and "ids" (shard file name, index, key) per slot, "step", "epoch_end", "errors";
+n = ceil(batch_size / world_size), always.
 """
 
 from __future__ import annotations

@@ -11,42 +11,21 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from .errors import DataError, SampleError, ShardError
-from .plan import SHUFFLE_BLOCK, Plan, Slots, fingerprint
+from .errors import ShardError
+from .plan import SHUFFLE_BLOCK, Plan, fingerprint
 from .shards import Shard, load_shards
+from .stages import AssembleBatch, Batch, BatchPlan, ReadSamples, RunStages
 from .store import ShardFiles
-from .tar import parse_sample
 from .tasks import create_task, default_img_size, resolve_labels
 
 STATE_VERSION = 1
-Batch = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """One rank's batch before it is read: the step number, how many epochs it completes, its slots."""
-
-    step: int
-    epoch_end: int
-    slots: Slots
-
-
-@dataclass(slots=True)
-class RawBatch:
-    """One rank's batch as read: encoded sample dicts (`__key__`, `__url__`, `__slot__`, fields), what is known of each slot."""
-
-    plan: BatchPlan
-    samples: list[dict[str, Any]]
-    ids: list[tuple[str, int, str]]
-    errors: list[tuple[int, DataError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,109 +46,6 @@ class PlanSource:
             position = self.start + n * self.batch_size
             slots = self.plan.batch(position, self.batch_size, self.rank, self.world_size)
             yield BatchPlan(self.step + n, self.plan.epochs_completed(position, self.batch_size), slots)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadSamples:
-    """Stage 2: every slot's sample, one read each, grouped into fields."""
-
-    shards: Sequence[Shard]
-    files: ShardFiles
-
-    def __call__(self, plans: Iterable[BatchPlan]) -> Iterator[RawBatch]:
-        for plan in plans:
-            raw = RawBatch(plan, [], [("", 0, "")] * len(plan.slots.shard), [])
-            # in the order of the disk; slots keep their places through __slot__
-            for slot in np.lexsort((plan.slots.index, plan.slots.shard)).tolist():
-                self._read(raw, slot, self.shards[plan.slots.shard[slot]], int(plan.slots.index[slot]))
-            raw.samples.sort(key=lambda sample: sample["__slot__"])
-            yield raw
-
-    def _read(self, raw: RawBatch, slot: int, shard: Shard, index: int) -> None:
-        data, offset = self.files.read(shard, index)
-        try:
-            key, fields = parse_sample(data, offset, shard.name)
-        except DataError as error:
-            key = error.key
-            raw.errors.append((slot, error))
-        else:
-            raw.samples.append({"__key__": key, "__url__": shard.path, "__slot__": slot, **fields})
-        raw.ids[slot] = (shard.name, index, key)
-
-
-@dataclass(frozen=True, slots=True)
-class RunStages:
-    """Stage 3: the user's own webdataset stages, over the samples of one batch at a time."""
-
-    stages: Sequence[Callable[[Iterator[dict]], Iterable[dict]]]
-
-    def __call__(self, batches: Iterable[RawBatch]) -> Iterator[RawBatch]:
-        for raw in batches:
-            offered = {sample["__slot__"] for sample in raw.samples}
-            stream: Iterable[dict] = ({k: bytes(v) if isinstance(v, memoryview) else v for k, v in s.items()} for s in raw.samples)
-            for stage in self.stages:
-                stream = stage(iter(stream))
-            raw.samples = list(stream)
-            for sample in raw.samples:
-                slot = sample.get("__slot__")
-                if slot not in offered:
-                    raise ValueError(
-                        f"a stage returned a sample with __slot__ {slot!r}, which is unknown or came twice; "
-                        "a stage may change or drop samples, but must hand on each one's __slot__"
-                    )
-                offered.discard(slot)
-            yield raw
-
-
-@dataclass(frozen=True, slots=True)
-class AssembleBatch:
-    """Stage 4: decode, transform and label every sample straight into the batch's memory; mask what can't be."""
-
-    plan: Plan
-    task: Any
-    training: bool
-
-    def __call__(self, batches: Iterable[RawBatch]) -> Iterator[Batch]:
-        for raw in batches:
-            yield self._assemble(raw)
-
-    def _assemble(self, raw: RawBatch) -> Batch:
-        slots = raw.plan.slots
-        tensors = self.task.new_batch(len(slots.valid))
-        written = np.zeros(len(slots.valid), bool)
-        for sample in raw.samples:
-            slot = sample["__slot__"]
-            rng = self.plan.sample_rng(int(slots.epoch[slot]), int(slots.sample[slot])) if self.training else None
-            try:
-                self.task.write(tensors, slot, sample, rng)
-                written[slot] = True
-            except DataError as error:
-                raw.errors.append((slot, error))
-        copy_into_holes(tensors, written, slots.valid)
-        return {
-            **tensors,
-            "valid": torch.from_numpy(slots.valid & written),
-            "epoch": torch.from_numpy(slots.epoch),
-            "ids": raw.ids,
-            "step": raw.plan.step,
-            "epoch_end": raw.plan.epoch_end,
-            # a slot masked by the plan is read validly elsewhere, and reported there
-            "errors": [SampleError(*raw.ids[s], e.field, e.reason) for s, e in sorted(raw.errors, key=lambda x: x[0]) if slots.valid[s]],
-        }
-
-
-def copy_into_holes(tensors: dict[str, torch.Tensor], written: np.ndarray, valid: np.ndarray) -> None:
-    """Fill every unwritten slot with a copy of the first good one (else zeros): batch norm must see ordinary data."""
-    holes = np.flatnonzero(~written)
-    good = np.flatnonzero(written & valid)
-    if not good.size:
-        good = np.flatnonzero(written)
-    for tensor in tensors.values():
-        for hole in holes.tolist():
-            if good.size:
-                tensor[hole] = tensor[good[0]]
-            else:
-                tensor[hole].zero_()
 
 
 def init_worker(worker: int) -> None:
