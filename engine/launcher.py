@@ -6,6 +6,7 @@ Invariant: a run ends when one of its ranks can't go on, when its launcher is go
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import pickle
@@ -21,7 +22,7 @@ from typing import Any
 from data import ShardError
 
 FAILED, STOPPED, INTERRUPTED = 1, 143, 130  # exit codes; 143: SIGTERM came, and what could be saved is saved
-GRACE = 3.0  # seconds that the other ranks get to fail by themselves, so that the first error can be told
+GRACE = 0.5  # seconds; what the first rank to fail said is on the disk before its peers can notice, so little is needed
 NOT_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EEXIST})
 
 
@@ -87,7 +88,7 @@ def supervise(context: Any, first_rank: int = 0) -> int:
     """Wait for the ranks that mp.spawn(join=False) started, and return the exit code of the run.
 
     0: all done. 143: SIGTERM came and was forwarded to the ranks. 130: Ctrl-C. 1: a rank failed; what it said is printed once.
-    No rank outlives the call, nor do the loader workers of one that was alive.
+    No rank and no loader worker outlives the call.
     """
     processes = context.processes
     terminated = False
@@ -100,6 +101,8 @@ def supervise(context: Any, first_rank: int = 0) -> int:
                 os.kill(process.pid, signal.SIGTERM)
 
     previous = signal.signal(signal.SIGTERM, forward)
+    not_ours = children(os.getpid())  # the ranks, and what was there before them
+    _adopt_orphans(True)
     try:
         while any(process.exitcode is None for process in processes):
             connection.wait([p.sentinel for p in processes if p.exitcode is None], timeout=1.0)
@@ -117,6 +120,9 @@ def supervise(context: Any, first_rank: int = 0) -> int:
             if process.is_alive():
                 kill_tree(process.pid)
             process.join()
+        for orphan in set(children(os.getpid())) - set(not_ours):
+            kill_tree(orphan)
+        _adopt_orphans(False)
         signal.signal(signal.SIGTERM, previous)
     if set(codes) == {0}:
         return 0
@@ -161,6 +167,13 @@ def first_failure(codes: list[int | None], errors: dict[int, tuple[int, str]], f
     if last.startswith(plain):
         return f"run.py: error: {last.removeprefix(plain)}"
     return f"process {first_rank + number} failed:\n{text.rstrip()}"
+
+
+def _adopt_orphans(adopt: bool) -> None:
+    """Whether the loader workers of a rank that was killed become children of this process (Linux), which can then end them."""
+    if sys.platform == "linux":
+        PR_SET_CHILD_SUBREAPER = 36
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def kill_tree(pid: int, itself: bool = True) -> None:
