@@ -21,8 +21,9 @@ from engine import checkpoint, distributed, flags, launcher, runs
 from engine.evaluate import evaluate
 from engine.optim import create_optimizer, lr_at
 from engine.prepare import AlreadyFinished, prepare
+from engine.progress import Progress
 from engine.report import Report
-from engine.train import Progress, Trainer, load_optimizer
+from engine.train import Trainer, load_optimizer
 from models import create_model
 
 

@@ -110,13 +110,25 @@ class Console:
         self._log(text)
 
     def epoch(
-        self, *, epoch: int, samples: int, bad_samples: int, loss: float | None, top1: float | None, seconds: float, data_wait: float
+        self,
+        *,
+        epoch: int,
+        seen: int,
+        distinct: int,
+        repeated: int,
+        missed: int,
+        bad_samples: int,
+        loss: float | None,
+        top1: float | None,
+        seconds: float,
+        data_wait: float,
     ) -> None:
-        """Show the sums of an epoch, counted from 0."""
-        bad = f" ({bad_samples:,} bad)" if bad_samples else ""
+        """Show the sums of an epoch, counted from 0; seen counts bad samples too."""
+        bad = f", {bad_samples:,} bad" if bad_samples else ""
         self.line(
             f"epoch {epoch + 1}/{self.epochs} done: loss {format_loss(loss)}, top-1 {format_share(top1)},"
-            f" {samples:,} samples{bad} in {format_seconds(seconds)}, waiting for data {100 * data_wait:.1f}%"
+            f" {seen:,} samples seen, {distinct:,} distinct, {repeated:,} repeated, {missed:,} missed{bad},"
+            f" in {format_seconds(seconds)}, waiting for data {100 * data_wait:.1f}%"
         )
 
     def eval(

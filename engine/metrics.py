@@ -23,7 +23,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "start": ("world_size", "num_samples", "num_shards", "num_classes", "batch_size", "total_steps"),
     "train": ("epoch", "step", "samples_seen", "loss", "lr", "samples_per_second", "data_time", "step_time"),
     "epoch": (
-        "epoch", "step", "samples", "bad_samples", "loss", "top1", "seconds", "samples_per_second", "data_wait",
+        "epoch", "step", "samples", "bad_samples", "seen", "distinct", "repeated", "missed", "loss", "top1", "seconds",
+        "samples_per_second", "data_wait",
     ),
     "eval": ("epoch", "step", "num_samples", "loss", "top1", "top5", "correct"),
     "end": ("status", "steps", "samples_seen"),

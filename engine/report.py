@@ -71,7 +71,7 @@ class Report:
     def epoch(self, line: dict[str, Any]) -> None:
         """The sums of an epoch."""
         self.log.metric("epoch", **line)
-        self.console.epoch(**{name: value for name, value in line.items() if name not in ("step", "samples_per_second")})
+        self.console.epoch(**{name: value for name, value in line.items() if name not in ("step", "samples", "samples_per_second")})
 
     def evaluation(self, *, epoch: int, step: int, bad_samples: int, **result: Any) -> None:
         """An evaluation's result."""

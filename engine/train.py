@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,53 +20,20 @@ from torch.optim import Optimizer
 
 from data import BadSampleBudget, Loader, SampleError
 
-from . import checkpoint
+from . import checkpoint, evidence
 from .distributed import Ranks
 from .evaluate import normalize
 from .launcher import Stopped, StopRequest
 from .metrics import topk_correct
 from .optim import set_lr
+from .progress import BAD, Progress, slots_of_errors
 from .report import Report
 
 STEP = 3  # purpose of the seed of torch's own generators, beside those of data/plan.py
-SAMPLES, LOSS, CORRECT, BAD = range(4)  # the columns of an epoch's sums
 
 
 class TooManyBadSamples(Stopped):
     """More of the data is bad than --max-bad accepts; raised on every rank at the same step."""
-
-
-@dataclass
-class Progress:
-    """How far a run is; what a checkpoint keeps besides the weights and the stream's state.
-
-    sums: epoch -> float64 (4,), this rank's samples, loss sum, correct and bad samples; after a step only the epoch under way
-    is there. seconds, waited: its wall time, and how much of that went by waiting for data.
-    """
-
-    step: int = 0
-    bad: int = 0
-    best: dict[str, Any] | None = None  # {"epoch", "step", "top1"} of the best evaluation
-    sums: dict[int, torch.Tensor] = field(default_factory=dict)
-    seconds: float = 0.0
-    waited: float = 0.0
-
-    def state_dict(self, ranks: Ranks, epoch: int) -> dict[str, Any]:
-        """The state over all ranks (a collective call); `epoch` is the one under way."""
-        sums = {epoch: ranks.sum(self.sums_of(epoch)).tolist()}
-        return {"step": self.step, "bad": self.bad, "best": self.best, "sums": sums, "seconds": self.seconds, "waited": self.waited}
-
-    def sums_of(self, epoch: int) -> torch.Tensor:
-        """This rank's sums of an epoch, on the CPU; zeros where it has met none of its samples."""
-        return self.sums.get(epoch, torch.zeros(4, dtype=torch.float64)).cpu().clone()
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any], rank: int, device: torch.device) -> Progress:
-        """Rank 0 takes the sums; the others begin at zero, whatever the world size was."""
-        sums = {}
-        if rank == 0:
-            sums = {int(e): torch.tensor(v, dtype=torch.float64, device=device) for e, v in state["sums"].items()}
-        return cls(state["step"], state["bad"], state["best"], sums, state["seconds"], state["waited"])
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
@@ -177,16 +143,18 @@ class Trainer:
         return counts.tolist()
 
     def _add_up(self, batch: dict[str, Any], losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor) -> None:
-        bad_epochs = epochs_of_errors(batch)
-        for epoch in batch["epoch"][batch["valid"]].unique().tolist() + bad_epochs:
-            self.progress.sums.setdefault(epoch, torch.zeros(4, dtype=torch.float64, device=valid.device))
+        bad = slots_of_errors(batch)
+        consumed = batch["valid"].numpy().copy()
+        consumed[bad] = True
+        self.progress.count(batch["epoch"].numpy()[consumed], batch["sample"].numpy()[consumed], valid.device)
+        bad_epochs = batch["epoch"].numpy()[bad]
         epochs = batch["epoch"].to(valid.device, non_blocking=True)
         for epoch, sums in self.progress.sums.items():
             mine = valid & (epochs == epoch)
             correct = topk_correct(logits, labels, mine, (1,))[0]
             values = torch.stack([mine.sum().double(), torch.where(mine, losses, 0).sum(), correct.double()])
             sums[:BAD] += values
-            sums[BAD] += bad_epochs.count(epoch)
+            sums[BAD] += int((bad_epochs == epoch).sum())
             self._window["sums"] += values
 
     def _spend_budget(self, batch: dict[str, Any], bad: int) -> None:
@@ -236,13 +204,18 @@ class Trainer:
         done = range(position // num_samples, self.loader.position // num_samples)
         for epoch in done:
             samples, loss, correct, bad = self.ranks.sum(progress.sums_of(epoch)).tolist()
-            progress.sums.pop(epoch, None)
+            verdict = evidence.judge(self.ranks.sum(progress.sketch_of(epoch)).numpy(), num_samples)
+            progress.close(epoch)
             seconds = progress.seconds / len(done)
             self.report.epoch({
                 "epoch": epoch,
                 "step": progress.step,
                 "samples": int(samples),
                 "bad_samples": int(bad),
+                "seen": verdict.seen,
+                "distinct": verdict.distinct,
+                "repeated": verdict.repeated,
+                "missed": verdict.missed,
                 "loss": loss / samples if samples else None,
                 "top1": correct / samples if samples else None,
                 "seconds": seconds,
@@ -268,21 +241,9 @@ class Trainer:
                 "optimizer": self.optimizer.state_dict(),
                 "stream": self.loader.state_dict(),
                 "progress": state,
-                "epoch": (position - 1) // self.loader.num_samples,
+                "epoch": max(0, position // self.loader.num_samples - 1),  # the last one completed
                 "world_size": self.ranks.world_size,
                 **self.facts,
             }
             best = progress.best is not None and progress.best["step"] == progress.step
             checkpoint.save(self.report.folder / "checkpoints", content, best=best)
-
-
-def epochs_of_errors(batch: dict[str, Any]) -> list[int]:
-    """The epoch of each of the batch's errors; both stand in the order of slots."""
-    epochs = []
-    slot = 0
-    for error in batch["errors"]:
-        while batch["ids"][slot] != (error.shard, error.index, error.key):
-            slot += 1
-        epochs.append(int(batch["epoch"][slot]))
-        slot += 1
-    return epochs

@@ -67,8 +67,8 @@ class GlooPool:
                 self.close()
                 self._start()
                 raise RankFailed(f"ranks {sorted(set(range(world_size)) - set(answers))} gave no answer in {timeout} s")
-            for connection in ready:
-                rank = next(i for i, c in enumerate(used) if c is connection)
+            for ready_one in ready:
+                rank = next(i for i, c in enumerate(used) if c is ready_one)
                 try:
                     answers[rank] = used[rank].recv()
                 except EOFError:

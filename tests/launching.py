@@ -33,7 +33,7 @@ def run_main(rank, args, crash_at=None, sigterm_at=None, model=None):
         if split == "train" and step == sigterm_at and rank == args.world_size - 1:
             os.kill(os.getpid(), signal.SIGTERM)  # one rank hears it, all must stop
 
-    Report.batch = batch
+    Report.batch = batch  # type: ignore[method-assign]
     try:
         run.main(args)
     except Crash:
@@ -41,7 +41,7 @@ def run_main(rank, args, crash_at=None, sigterm_at=None, model=None):
     except SystemExit as stopped:
         return stopped.code
     finally:
-        Report.batch, run.create_model = whole, create_model
+        Report.batch, run.create_model = whole, create_model  # type: ignore[method-assign]
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return 0
 

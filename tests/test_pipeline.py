@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_a_state_goes_on_at_the_next_sample(picture_shards, num_workers):
     whole = read(paths)
     for stop in (0, 1, 7, len(whole) - 1, len(whole)):
         loader = build_loader(paths, batch_size=12, img_size=32, epochs=3, num_workers=num_workers)
-        stream = iter(loader)
+        stream: Any = iter(loader)
         for _ in range(stop):
             next(stream)
         state = pickle.loads(pickle.dumps(loader.state_dict()))
@@ -130,7 +131,7 @@ def test_evaluation_is_one_pass_in_index_order_and_starts_anew(picture_shards):
 
 def test_two_ranks_pass_different_samples_one_epoch_each_once(picture_shards):
     shards = load_shards(picture_shards(SIZES))
-    kwargs = {"batch_size": 12, "img_size": 32, "world_size": 2, "num_workers": 2}
+    kwargs: dict[str, Any] = {"batch_size": 12, "img_size": 32, "world_size": 2, "num_workers": 2}
     ranks = [list(build_loader(shards, rank=r, **kwargs)) for r in range(2)]
     seen = [i for rank in ranks for batch in rank for i in valid_ids(batch)]
     assert len(seen) == len(set(seen)) == 57
@@ -141,7 +142,9 @@ def spoil(path, changes):
     members = []
     with tarfile.open(path) as tar:
         for info in tar:
-            members.append((info, tar.extractfile(info).read()))
+            file = tar.extractfile(info)
+            assert file is not None
+            members.append((info, file.read()))
     with tarfile.open(path, "w") as tar:
         for info, content in members:
             content = changes.get(info.name, content)

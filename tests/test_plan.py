@@ -155,7 +155,7 @@ def test_masked_slots_hold_ordinary_samples():
 def test_lanes_keep_a_machine_to_its_own_shards():
     counts = np.full(64, 100)
     plan = Plan(counts, epochs=1, seed=2, lanes=4, shuffle_block=200)
-    read = [set(), set()]
+    read: list[set[int]] = [set(), set()]
     for start in range(0, plan.num_positions, 32):
         for rank in range(4):
             read[rank // 2].update(plan.batch(start, 32, rank, 4).shard.tolist())

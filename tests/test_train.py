@@ -9,7 +9,7 @@ from launching import base, global_batches, launch, read_lines, spoil
 
 from data import SampleError
 from engine import checkpoint
-from engine.train import epochs_of_errors
+from engine.progress import slots_of_errors
 
 SIZES = (7, 5, 3, 1, 0, 41)
 
@@ -144,6 +144,7 @@ def test_bad_samples_are_counted_over_all_ranks(gloo_pool, picture_shards, tmp_p
     folder = tmp_path / "runs" / "bad"
     epochs = [line for line in read_lines(folder / "metrics.jsonl") if line["event"] == "epoch"]
     assert [(line["samples"], line["bad_samples"]) for line in epochs] == [(35, 1)] * 3
+    assert [[line[name] for name in ("seen", "distinct", "repeated", "missed")] for line in epochs] == [[36, 36, 0, 0]] * 3
     bad = read_lines(folder / "bad_samples.jsonl")
     assert [(line["shard"], line["index"], line["key"], line["field"]) for line in bad] == [("000.tar", 3, "s00003", "png")] * 3
     assert last(folder)["progress"]["bad"] == 3
@@ -161,8 +162,7 @@ def test_too_many_bad_samples_stop_every_rank_with_one_message(gloo_pool, pictur
     launch(gloo_pool, base(paths, tmp_path, "more", 2, "--max-bad", 0.5))
 
 
-def test_errors_find_their_epoch():
+def test_errors_find_their_slots():
     ids = [("a", 0, "x"), ("a", 1, "y"), ("a", 0, "x")]
     errors = [SampleError("a", 0, "x", "png", ""), SampleError("a", 0, "x", "png", "")]
-    batch = {"epoch": torch.tensor([0, 0, 1]), "ids": ids, "errors": errors}
-    assert epochs_of_errors(batch) == [0, 1]
+    assert slots_of_errors({"ids": ids, "errors": errors}) == [0, 2]
