@@ -25,7 +25,7 @@ def commands(text: str) -> list[list[str]]:
     """The argv of every run.py in an indented or fenced block; what stands before it (torchrun, variables) is cut."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        if line.startswith("    ") and "run.py " in line and "`" not in line:
+        if re.match(r"    .*\b(python|torchrun|srun)\b.* run\.py ", line):
             words = shlex.split(line, comments=True)
             found.append(words[words.index("run.py") + 1 :])
     return found
