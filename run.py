@@ -19,6 +19,7 @@ import torch.multiprocessing as mp
 from data import build_loader
 from engine import checkpoint, distributed, flags, launcher, runs
 from engine.evaluate import evaluate
+from engine.handshake import check_same
 from engine.optim import create_optimizer, lr_at
 from engine.prepare import AlreadyFinished, prepare
 from engine.progress import Progress
@@ -33,8 +34,9 @@ def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.num_threads)  # set, not inherited: sums in another number of parts round differently
     ranks = distributed.start(
         args.local_rank, nproc=args.nproc_per_node, nnodes=args.nnodes, node_rank=args.node_rank, dist_url=args.dist_url,
-        store_port=args.store_port, backend=args.dist_backend, device=args.device,
+        store_port=args.store_port, backend=args.dist_backend, device=args.device, seconds=args.dist_timeout,
     )  # fmt: skip
+    check_same(ranks, args.agreed, {"shards": args.shards, "validation shards": args.val_shards})
     first = ranks.rank == 0
     saved = ranks.broadcast(checkpoint.read(args.checkpoint) if first and args.checkpoint else None)
     folder = ranks.broadcast(runs.open_folder(**args.opening) if first else None)
@@ -117,9 +119,10 @@ def cli(argv: list[str] | None = None) -> int:
     if parsed_args.dist_url is None:
         store, parsed_args.store_port = distributed.host_store()
     world_size = parsed_args.nproc_per_node
-    with launcher.ctrl_c_ignored():
-        context = mp.spawn(process_fn, args=(parsed_args,), nprocs=world_size, join=False)
-    code = launcher.supervise(context, first_rank=parsed_args.node_rank * world_size)
+    with launcher.scratch_folder():
+        with launcher.ctrl_c_ignored():
+            context = mp.spawn(process_fn, args=(parsed_args,), nprocs=world_size, join=False)
+        code = launcher.supervise(context, first_rank=parsed_args.node_rank * world_size)
     del store  # it must outlive the ranks
     return code
 

@@ -7,6 +7,7 @@ Invariant: this is the only file that reads RANK, WORLD_SIZE and LOCAL_RANK.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from .launcher import Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +136,56 @@ def start(
     store_port: int | None = None,
     backend: str = "gloo",
     device: str = "cpu",
+    seconds: float = 300.0,
 ) -> Ranks:
-    """Join the process group. rank = node_rank * nproc + local_rank, unless torchrun says it; blocks until all have come."""
+    """Join the process group. rank = node_rank * nproc + local_rank, unless torchrun says it.
+
+    Blocks until all have come; raises Stopped that names who has not within `seconds`.
+    """
     rank, world_size = node_rank * nproc + local_rank, nnodes * nproc
-    place: dict[str, Any] = {"init_method": dist_url}
     if under_torchrun():
         rank, world_size, local_rank = torchrun_place()
-        place = {"init_method": "env://"}
-    elif store_port is not None:
-        if sys.platform == "linux":  # a container's own name may not resolve
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        place = {"store": dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=timedelta(minutes=5))}
+        dist_url, store_port = "env://", None
+    if store_port is not None and sys.platform == "linux":  # a container's own name may not resolve
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device == "cuda":
         torch.cuda.set_device(local_rank)
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
-    dist.init_process_group(backend, rank=rank, world_size=world_size, **place)
+    store = _reach_store(dist_url, store_port, rank, world_size, timedelta(seconds=seconds))
+    wait_for_all(store, rank, world_size, seconds)
+    dist.init_process_group(backend, rank=rank, world_size=world_size, store=dist.PrefixStore("group", store))
     where = torch.device(device, local_rank) if device == "cuda" else torch.device(device)
     # a group of its own: counts must not queue behind gradients, nor wait for a GPU
     return Ranks(rank, world_size, local_rank, where, dist.new_group(backend="gloo"))
+
+
+def _reach_store(dist_url: str | None, store_port: int | None, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """The key-value store that all ranks share: the launcher's own, or where --dist-url says."""
+    if store_port is not None:
+        return dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=timeout)
+    assert dist_url is not None
+    try:
+        store, _, _ = next(dist.rendezvous(dist_url, rank, world_size, timeout=timeout))
+    except (dist.DistError, OSError) as error:
+        raise Stopped(
+            f"rank 0 can't be reached at {dist_url} within {timeout.total_seconds():g} s (--dist-timeout): "
+            f"is its machine started, and the port open? ({' '.join(str(error).split())[:200]})"
+        ) from None
+    return store
+
+
+def wait_for_all(store: dist.Store, rank: int, world_size: int, seconds: float) -> None:
+    """Return when every rank has called this. Raises Stopped that names those who have not come in time."""
+    store.set(f"here/{rank}", socket.gethostname())
+    try:
+        store.wait([f"here/{other}" for other in range(world_size)], timedelta(seconds=seconds))
+    except dist.DistError:
+        missing = [str(other) for other in range(world_size) if not store.check([f"here/{other}"])]
+        names = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        raise Stopped(
+            f"rank{'s' if len(missing) > 1 else ''} {names} of {world_size} did not come up within {seconds:g} s (--dist-timeout): "
+            "see what they said; all machines need the same --nnodes, --nproc-per-node and --dist-url"
+        ) from None
 
 
 def wrap(model: nn.Module, ranks: Ranks) -> DistributedDataParallel:

@@ -100,14 +100,17 @@ FLAGS: dict[str, list[Row]] = {
         ("--nnodes", 1, {"type": integer(1), "metavar": "N"}, "machines"),
         ("--node-rank", 0, {"type": integer(0), "metavar": "N"}, "which machine this is"),
         ("--dist-url", None, {"metavar": "URL"}, "where ranks meet: tcp://, file:// or env:// (default: a free port of this machine)"),
+        ("--dist-timeout", 300.0, {"type": number(1.0), "metavar": "SECONDS"}, "how long to wait for ranks that have not come up"),
         ("--dist-backend", None, {"choices": ["nccl", "gloo", "mpi"]}, "what carries the gradients (default: nccl with GPUs, gloo without)"),
     ],
 }
 # These describe a start, not the training: a checkpoint does not bring them back.
 NOT_KEPT = frozenset({
     "workers", "output", "name", "resume", "evaluate", "config",
-    "device", "nproc_per_node", "nnodes", "node_rank", "dist_url", "dist_backend",
+    "device", "nproc_per_node", "nnodes", "node_rank", "dist_url", "dist_timeout", "dist_backend",
 })  # fmt: skip
+# These say where data lies, and may differ from machine to machine; what lies there may not.
+PLACES = frozenset({"data", "val_data", "classes"})
 
 EXAMPLES = """examples:
   python run.py --data 'shards/{000..099}.tar' --model resnet50

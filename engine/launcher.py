@@ -10,8 +10,10 @@ import ctypes
 import errno
 import os
 import pickle
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,8 @@ from typing import Any
 from data import ShardError
 
 FAILED, STOPPED, INTERRUPTED = 1, 143, 130  # exit codes; 143: SIGTERM came, and what could be saved is saved
+BY_TERM = frozenset({-signal.SIGTERM, -signal.SIGKILL})  # how a rank ends that had no time to save
+SCRATCH = "shardline-"
 GRACE = 0.5  # seconds; what the first rank to fail said is on the disk before its peers can notice, so little is needed
 NOT_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EEXIST})
 
@@ -75,6 +79,40 @@ def _leave(code: int) -> None:
 
 
 @contextmanager
+def scratch_folder() -> Iterator[None]:
+    """A folder for the temporary files of this process and all that it starts, which nobody else could remove after a SIGKILL.
+
+    Removed at the end, with those of runs that were killed themselves.
+    """
+    base, before = tempfile.gettempdir(), os.environ.get("TMPDIR")
+    for stale in Path(base).glob(f"{SCRATCH}*-*"):
+        owner = stale.name[len(SCRATCH) :].partition("-")[0]
+        if owner.isdigit() and not _is_alive(int(owner)) and stale.stat().st_uid == os.getuid():
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = base
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+@contextmanager
 def ctrl_c_ignored() -> Iterator[None]:
     """Processes started meanwhile ignore Ctrl-C until they say otherwise: in the middle of their imports each would print a traceback."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -87,18 +125,21 @@ def ctrl_c_ignored() -> Iterator[None]:
 def supervise(context: Any, first_rank: int = 0) -> int:
     """Wait for the ranks that mp.spawn(join=False) started, and return the exit code of the run.
 
-    0: all done. 143: SIGTERM came and was forwarded to the ranks. 130: Ctrl-C. 1: a rank failed; what it said is printed once.
-    No rank and no loader worker outlives the call.
+    0: all done. 143: SIGTERM came and was forwarded to the ranks; a second one ends them at once. 130: Ctrl-C.
+    1: a rank failed; what it said is printed once. No rank and no loader worker outlives the call.
     """
     processes = context.processes
     terminated = False
 
     def forward(*_: object) -> None:
         nonlocal terminated
-        terminated = True
         for process in processes:
             if process.is_alive():
-                os.kill(process.pid, signal.SIGTERM)
+                if terminated:  # a second one: no time to save
+                    kill_tree(process.pid)
+                else:
+                    os.kill(process.pid, signal.SIGTERM)
+        terminated = True
 
     previous = signal.signal(signal.SIGTERM, forward)
     not_ours = children(os.getpid())  # the ranks, and what was there before them
@@ -108,7 +149,7 @@ def supervise(context: Any, first_rank: int = 0) -> int:
             connection.wait([p.sentinel for p in processes if p.exitcode is None], timeout=1.0)
             broken = {process.exitcode for process in processes} - {None, 0, STOPPED}
             if broken:
-                if not (terminated and broken == {-signal.SIGTERM}):  # a rank that was still importing has nothing to tell
+                if not (terminated and broken <= BY_TERM):  # a rank that was still importing has nothing to tell
                     _wait(processes, GRACE)
                 break
         codes = [process.exitcode for process in processes]  # before those that are left are killed
@@ -126,7 +167,7 @@ def supervise(context: Any, first_rank: int = 0) -> int:
         signal.signal(signal.SIGTERM, previous)
     if set(codes) == {0}:
         return 0
-    if set(codes) <= {0, STOPPED} or (terminated and set(codes) <= {None, 0, STOPPED, -signal.SIGTERM}):
+    if set(codes) <= {0, STOPPED} or (terminated and set(codes) <= {None, 0, STOPPED, *BY_TERM}):
         return STOPPED
     print(first_failure(codes, _read_errors(context.error_files), first_rank), file=sys.stderr)
     return FAILED

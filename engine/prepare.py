@@ -136,6 +136,14 @@ def class_names(args: argparse.Namespace, saved: dict[str, Any] | None) -> list[
     return given
 
 
+def agreed_facts(args: argparse.Namespace) -> dict[str, Any]:
+    """What every rank must have alike: data, classes and flags, but not where the data lies."""
+    facts = {f"--{name.replace('_', '-')}": value for name, value in args.kept["flags"].items() if name not in flags.PLACES}
+    for name, shards in (("shards", args.shards), ("validation shards", args.val_shards)):
+        facts[name] = shards_fingerprint(shards) if shards else None
+    return {**facts, "the number of ranks": args.world_size, "the classes": args.kept["class_names"]}
+
+
 def prepare_training(args: argparse.Namespace, saved: dict[str, Any] | None) -> None:
     """Batch, learning rate and length of the run; what its start event, its checkpoints and its folder tell."""
     shards, labels = (args.val_shards, args.val_labels) if args.evaluate else (args.shards, args.labels)
@@ -158,6 +166,7 @@ def prepare_training(args: argparse.Namespace, saved: dict[str, Any] | None) -> 
     }  # fmt: skip
     names = list(labels.names) if labels.names else None
     args.kept = {"class_names": names, "flags": flags.kept(args), "num_threads": args.num_threads}
+    args.agreed = agreed_facts(args)
     args.opening = {
         "output": Path(args.output), "name": args.name, "model": args.model, "folder": args.folder, "gone_on_from": args.checkpoint,
         "step": step, "shards": args.shards, "val_shards": args.val_shards, "flags": {**args.kept["flags"], "world_size": args.world_size},
