@@ -1,0 +1,64 @@
+"""scripts/predict.py: the names of pictures and of shards, from a checkpoint that a run wrote."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+
+import pytest
+from launching import base, launch, spoil
+from PIL import Image
+
+from scripts import predict
+
+
+@pytest.fixture
+def trained(gloo_pool, picture_shards, tmp_path):
+    classes = tmp_path / "classes.txt"
+    classes.write_text("red\ngreen\nblue\n")
+    paths, val = picture_shards([60, 30]), picture_shards([7, 4], name="val")
+    launch(gloo_pool, base(paths, tmp_path, "run", 1, "--epochs", 6, "-b", 10, "--classes", classes, "--val-data", *val, "--no-aug"))
+    return tmp_path / "runs" / "run"
+
+
+def run(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["predict.py", *map(str, words)])
+    code = predict.main()
+    return code, *capsys.readouterr()
+
+
+def test_pictures_get_their_names(trained, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number, name in enumerate(("red", "green", "blue")):
+        pixels = [40, 40, 40]
+        pixels[number] = 160
+        Image.new("RGB", (50, 40), tuple(pixels)).save(folder / f"{name}.png")
+    code, out, err = run(monkeypatch, capsys, trained, folder, "--top", 2)
+    lines = out.splitlines()
+    assert code == 0 and err == "" and len(lines) == 9
+    for picture, best in zip(lines[::3], lines[1::3], strict=True):
+        assert best.split()[-1] == picture.rpartition("/")[2].removesuffix(".png")
+        assert float(best.split()[0]) > 34
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8nothing")
+    code, out, err = run(monkeypatch, capsys, trained, folder)
+    assert code == 1 and len(out.splitlines()) == 3 * 4
+    assert err.startswith(f"left out: {folder}/broken.jpg: ")
+
+
+def test_shards_go_to_a_csv(trained, tmp_path, monkeypatch, capsys):
+    spoil(tmp_path / "val" / "000.tar", b"s00002.png")
+    out_file = tmp_path / "out.csv"
+    code, _, err = run(monkeypatch, capsys, trained / "checkpoints" / "last.pt", tmp_path / "val", "--csv", out_file, "-b", 4)
+    assert code == 1 and err.splitlines()[-1] == f"10 pictures, 1 left out: {out_file}"
+    rows = list(csv.reader(io.StringIO(out_file.read_text())))
+    assert rows[0] == ["picture", "class1", "probability1", "class2", "probability2", "class3", "probability3"]
+    assert [row[0] for row in rows[1:]] == [f"000.tar/s{n:05d}" for n in (0, 1, 3, 4, 5, 6)] + [f"001.tar/s{n:05d}" for n in (7, 8, 9, 10)]
+    assert [row[1] for row in rows[1:]] == [("red", "green", "blue")[n % 3] for n in (0, 1, 3, 4, 5, 6, 7, 8, 9, 10)]
+    assert all(abs(sum(map(float, row[2::2])) - 1) < 1e-5 for row in rows[1:])
+
+
+def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, tmp_path / "nothing.pt", "x.jpg")
+    assert (code, err) == (2, f"predict.py: error: {tmp_path}/nothing.pt: there is no such checkpoint; give a .pt file or a run folder\n")
