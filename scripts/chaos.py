@@ -134,11 +134,14 @@ class Session:
     def close(self, seconds: float = 30.0) -> list[int]:
         """Wait for the end of the launcher and of all it started; the pids that are still there after that time."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and (self.process.poll() is None or self.members()):
-            time.sleep(0.05)
         left = self.members()
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
+        try:
+            while time.monotonic() < end and (self.process.poll() is None or left):
+                time.sleep(0.05)
+                left = self.members()
+        finally:  # Ctrl-C here must not leave a run behind that nobody watches
+            for pid in self.members():
+                os.kill(pid, signal.SIGKILL)
         self.life.code = self.process.wait()
         self.output.close()
         return left
@@ -226,8 +229,12 @@ def torment(work: Path, args: argparse.Namespace, problems: list[str]) -> list[L
     while True:
         life = draw_life(args, rng)
         session = Session(work, life, "chaos")
-        if phases:
-            kill_once(session, rng, phases[0], len(phases))
+        try:
+            if phases:
+                kill_once(session, rng, phases[0], len(phases))
+        except BaseException:
+            session.close(seconds=0)
+            raise
         remaining = session.close(seconds=30 if phases else 600)
         life.step = session.step()
         if remaining:
@@ -318,6 +325,7 @@ def main() -> int:
     parser.add_argument("--world-size", type=int, default=2, metavar="N", help="processes, where not --elastic (default: 2)")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the runs")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
     if not os.path.isdir("/proc/self/task"):
         parser.exit(2, "chaos.py: error: it finds processes through /proc, and there is none here\n")
     work = Path(tempfile.mkdtemp(prefix="chaos-"))
