@@ -31,6 +31,11 @@ class StaleIndexError(ShardError):
     """The index of a shard does not describe the file that is there now."""
 
 
+def printable(text: str) -> str:
+    """Text from the data for one line on a terminal: line ends, escape sequences and what is not Unicode become backslash escapes."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 @dataclass(frozen=True, slots=True)
 class SampleError:
     """One bad sample: where it stands (`shard` file name, `index` in it, `key`), which `field`, and why."""
@@ -43,7 +48,7 @@ class SampleError:
 
     def __str__(self) -> str:
         where = f"{self.shard} sample {self.index}" + (f" ({self.key})" if self.key else "")
-        return f"{where}: {self.field + ': ' if self.field else ''}{self.reason}"
+        return printable(f"{where}: {self.field + ': ' if self.field else ''}{self.reason}")
 
     def as_dict(self) -> dict[str, str | int]:
         """The record as it is written to bad_samples.jsonl."""

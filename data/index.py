@@ -18,6 +18,8 @@ from .cache import cached_path, is_writable
 from .errors import ShardError
 from .tar import Buffer, TarDamage, split_name, walk, walk_raw
 
+MAX_END = 1 << 20  # bytes of zeros at the end; tar writes up to 10,240, and a few tools fill up larger records
+
 
 class IndexInfo(NamedTuple):
     """`damage`: one line on what of the shard is lost (why, where, how much), None for a whole one; `built`: written just now."""
@@ -115,13 +117,15 @@ def _build(buf: Buffer, cut: str, name: str) -> tuple[np.ndarray, str | None]:
     closed = damage is not None and position < damage.offset  # zero blocks ended the last archive: its last sample is whole
     if damage is not None and starts and not closed and not _is_whole(buf, starts, sample_end, damage.name):
         sample_end = starts.pop()
-    return np.array([*starts, sample_end], dtype="<u8"), _say_damage(damage, len(starts), len(buf) - sample_end)
+    return np.array([*starts, sample_end], dtype="<u8"), _say_damage(damage, len(starts), sample_end, len(buf))
 
 
 def _find_cut(buf: Buffer, position: int, cut: str) -> TarDamage | None:
     """Where bytes are missing though no header says so. `position`: the end of the last member's padding, which no writer leaves out."""
     if cut or position > len(buf) or position % 512:
         return TarDamage(len(buf), cut or "cut in the padding of the last member")
+    if len(buf) - position > MAX_END:
+        return TarDamage(position, "nothing but zeros, as a download leaves that made room and broke off,")
     return None
 
 
@@ -143,11 +147,14 @@ def _list_names(buf: Buffer, start: int, end: int) -> list[tuple[str, str]]:
     return [parts for member in walk(buf, start, end) if member.is_file and (parts := split_name(member.name)) is not None]
 
 
-def _say_damage(damage: TarDamage | None, num_samples: int, num_lost: int) -> str | None:
+def _say_damage(damage: TarDamage | None, num_samples: int, end: int, size: int) -> str | None:
+    """One line; the loss is estimated by the mean size of the samples that are there. `end`: of the last of them."""
     if damage is None:
         return None
     samples = f"{num_samples} sample{'' if num_samples == 1 else 's'}"
-    return f"{damage.reason} at byte {damage.offset}: {num_lost} bytes after its first {samples} are not used"
+    num_lost = round((size - end) * num_samples / end) if end else 0
+    estimate = f" (about {num_lost:,} sample{'' if num_lost == 1 else 's'})" if num_lost else ""
+    return f"{damage.reason} at byte {damage.offset}: {size - end} bytes after its first {samples} are not used{estimate}"
 
 
 def _check_index(path: str, buf: Buffer, mtime_ns: int, cut: str) -> tuple[int, str | None] | None:
@@ -178,7 +185,7 @@ def _check_index(path: str, buf: Buffer, mtime_ns: int, cut: str) -> tuple[int, 
         damage = found
     if (damage is None and follows) or (damage is not None and not is_fresh):
         return None
-    return num_samples, _say_damage(damage, num_samples, len(buf) - end)
+    return num_samples, _say_damage(damage, num_samples, end, len(buf))
 
 
 def _starts_sample(buf: Buffer, offset: int) -> bool:

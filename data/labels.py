@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .decoders import Buffer, decode_json, decode_text, parse_integer
-from .errors import DataError
+from .errors import DataError, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +96,5 @@ def _label_in_json(value: Any, path: str) -> int | str:
 
 def list_fields(fields: Mapping[str, Any]) -> str:
     """Field names for a message, at most twelve."""
-    names = sorted(str(name) for name in fields if not str(name).startswith("__"))
+    names = sorted(printable(str(name)) for name in fields if not str(name).startswith("__"))
     return (", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")) or "none"

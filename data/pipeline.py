@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from .errors import ShardError
 from .plan import SHUFFLE_BLOCK, Plan, fingerprint
-from .shards import Shard, load_shards
+from .shards import Shard, describe_empty, load_shards
 from .stages import AssembleBatch, Batch, BatchPlan, ReadSamples, RunStages
 from .store import ShardFiles
 from .tasks import create_task, default_img_size, resolve_labels
@@ -211,6 +211,8 @@ def build_loader(
     stream: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "shuffle_block": shuffle_block, "lanes": lanes}
     defaults: dict[str, Any] = {"seed": 0, "shuffle": training, "shuffle_block": SHUFFLE_BLOCK, "lanes": 1}
     counts = np.array([shard.num_samples for shard in found], np.int64)
+    if not counts.any():
+        raise ShardError(describe_empty(found))
     plan = Plan(counts, epochs if training else 1, **{k: defaults[k] if v is None else v for k, v in stream.items()})
     if labels is None:
         labels = resolve_labels(found, label, classes=classes, num_classes=num_classes)

@@ -15,7 +15,7 @@ from functools import partial
 from .decoders import IMAGE_FIELDS, open_picture
 from .errors import DataError, ShardError
 from .labels import list_fields, read_label
-from .shards import Shard, _create_pool
+from .shards import Shard, _create_pool, describe_empty
 from .tar import TarDamage, split_name, walk_raw
 
 # From here on a stored integer is a damaged label, not a class: one of them must not make a model of a billion outputs.
@@ -52,7 +52,8 @@ def walk_fields(shard: Shard, wanted: str = "") -> Iterator[tuple[str, str, memo
 class _Seen:
     """The first samples of some shards, and what they hold, for the message when what was looked for is not there."""
 
-    def __init__(self) -> None:
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = shards
         self.fields: Counter[str] = Counter()
         self.num_samples = 0
         self.num_in_folders = 0
@@ -78,7 +79,7 @@ class _Seen:
     def error(self, missing: str, advice: str) -> ShardError:
         """What is missing, what there is instead, and what to do."""
         if self.shard is None:
-            return ShardError(f"no {missing}: the shards hold no samples; give shards that do")
+            return ShardError(f"no {missing}: {describe_empty(self.shards)}")
         if self.num_in_folders == self.num_samples and set(self.fields) <= set(IMAGE_FIELDS):
             advice = f"this looks like class folders: run python scripts/make_shards.py {self.shard.path} OUT"
         return ShardError(f"no {missing} in {self.shard.path}: the fields of its first samples are {list_fields(self.fields)}; {advice}")
@@ -89,7 +90,7 @@ def peek_labels(shards: Sequence[Shard], source: str) -> Counter[int | str]:
     has."""
     wanted = source.partition(":")[0]
     labels: Counter[int | str] = Counter()
-    seen = _Seen()
+    seen = _Seen(shards)
     reason = ""
     for shard in shards:
         for name, data in seen.first_fields([shard]):
@@ -146,7 +147,7 @@ def default_img_size(shards: Sequence[Shard]) -> int:
     """The median short side of the first 256 pictures, up to a multiple of 32, within 32..224. Raises ShardError where
     there is no picture."""
     sides: list[int] = []
-    seen = _Seen()
+    seen = _Seen(shards)
     reason = ""
     for name, data in seen.first_fields(shards):
         if name in IMAGE_FIELDS:

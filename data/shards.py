@@ -136,6 +136,12 @@ def _index_one(path: str, rebuild: bool) -> tuple[Shard, bool] | ShardError:
     return Shard(path, name, tar_path, info.index_path, info.num_samples, num_bytes, info.damage), info.built
 
 
+def describe_empty(shards: Iterable[Shard]) -> str:
+    """What to say of shards that hold no samples: the damage of the first that is damaged may be why."""
+    damaged = next((f" ({shard.path}: {shard.damage})" for shard in shards if shard.damage), "")
+    return f"the shards hold no samples{damaged}; give shards that do"
+
+
 def read_dataset_json(shards: Iterable[Shard | str]) -> dict[str, Any] | None:
     """The dataset.json that speaks for all these shards: beside them, or in the parent folder if it lists their folder as a split.
 

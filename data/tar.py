@@ -266,7 +266,7 @@ def _read_pax(body: bytes, offset: int) -> tuple[bytes, int | None]:
         if key == b"path":
             name = value
         elif key == b"size" and value:
-            if not value.isdigit():
+            if not value.isdigit() or len(value) > 20:  # more is no size of a file; int() refuses thousands of digits
                 raise TarDamage(offset, "broken PAX header")
             size = int(value)
         pos += int(length)
