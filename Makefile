@@ -15,7 +15,8 @@ run: $(STAMP)
 	$(PY) scripts/make_shards.py examples/digits.zip $(DIGITS) --split train=0.8,val=0.2 --num-shards 10
 	$(PY) run.py --data $(DIGITS)/train --val-data $(DIGITS)/val -c recipes/digits.yaml \
 	    --device cpu --nproc-per-node 2 --name $(RUN)
-	$(PY) run.py --evaluate --val-data $(DIGITS)/val --resume runs/$(RUN)/checkpoints/best.pt --device cpu --nproc-per-node 2
+	$(PY) run.py --evaluate --val-data $(DIGITS)/val --resume runs/$(RUN)/checkpoints/best.pt \
+	    --device cpu --nproc-per-node 2 --name $(RUN)-evaluation
 	@echo
 	@echo "shards:      $(DIGITS)/train  $(DIGITS)/val"
 	@echo "run:         runs/$(RUN)  (metrics.jsonl, log.txt, TensorBoard events)"
