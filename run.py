@@ -92,6 +92,7 @@ def process_fn(local_rank: int, args: argparse.Namespace) -> None:
     try:
         main(args)
     except Exception as error:
+        launcher.end_workers()
         reason = launcher.plain_reason(error)
         if reason is None:
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -76,6 +77,13 @@ class StopRequest:
 def _leave(code: int) -> None:
     kill_tree(os.getpid(), itself=False)
     os._exit(code)
+
+
+def end_workers() -> None:
+    """End this process's loader workers: they ignore SIGTERM, and at its exit multiprocessing would wait for them for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise that a worker was killed
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 @contextmanager
