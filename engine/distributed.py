@@ -7,8 +7,6 @@ Invariant: this is the only file that reads RANK, WORLD_SIZE and LOCAL_RANK.
 from __future__ import annotations
 
 import os
-import socket
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,7 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .interfaces import choose_interface, tell_addresses
 from .launcher import Stopped
+from .meeting import meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,11 @@ def _check_url(url: str) -> None:
         raise ValueError(f"--dist-url {url}: it must start with tcp://, file:// or env://")
 
 
+def _host_of(url: str) -> str | None:
+    """The host where ranks meet; None where they meet in a file."""
+    return os.environ.get("MASTER_ADDR") if url.startswith("env:") else urlsplit(url).hostname
+
+
 def host_store() -> tuple[Any, int]:
     """A key-value store for a one-machine run, held by the launcher: it takes a free port and keeps it, so no one else can."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -146,45 +151,41 @@ def start(
     if under_torchrun():
         rank, world_size, local_rank = torchrun_place()
         dist_url, store_port = "env://", None
-    if store_port is not None and sys.platform == "linux":  # a container's own name may not resolve
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device == "cuda":
         torch.cuda.set_device(local_rank)
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
-    store = _reach_store(dist_url, store_port, rank, world_size, timedelta(seconds=seconds))
-    wait_for_all(store, rank, world_size, seconds)
+    store = _reach_store(dist_url, store_port, rank, timedelta(seconds=seconds))
+    host = _host_of(dist_url) if dist_url is not None else None
+    store, everyone = meet(store, rank, world_size, seconds, {"addresses": tell_addresses(host)})
+    interface = choose_interface(host, [told["addresses"] for told in everyone])
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(backend, rank=rank, world_size=world_size, store=dist.PrefixStore("group", store))
     where = torch.device(device, local_rank) if device == "cuda" else torch.device(device)
     # a group of its own: counts must not queue behind gradients, nor wait for a GPU
     return Ranks(rank, world_size, local_rank, where, dist.new_group(backend="gloo"))
 
 
-def _reach_store(dist_url: str | None, store_port: int | None, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """The key-value store that all ranks share: the launcher's own, or where --dist-url says."""
+def _reach_store(dist_url: str | None, store_port: int | None, rank: int, timeout: timedelta) -> dist.Store:
+    """The key-value store that all ranks share: the launcher's own, or where --dist-url says. Waits for nobody but who holds it."""
     if store_port is not None:
         return dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=timeout)
     assert dist_url is not None
+    url = urlsplit(dist_url)
+    if url.scheme == "file":
+        return dist.FileStore(url.path)
+    holds_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else torchrun does
+    host, port = _host_of(dist_url), int(os.environ["MASTER_PORT"]) if url.scheme == "env" else url.port
+    assert host is not None and port is not None  # `check_launch` has seen them
     try:
-        store, _, _ = next(dist.rendezvous(dist_url, rank, world_size, timeout=timeout))
+        return dist.TCPStore(host, port, is_master=holds_it, timeout=timeout, wait_for_workers=False, multi_tenant=True)
     except (dist.DistError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        if holds_it:
+            raise Stopped(f"rank 0 can't listen at port {port} ({dist_url}): does another program use it? ({reason})") from None
         raise Stopped(
             f"rank 0 can't be reached at {dist_url} within {timeout.total_seconds():g} s (--dist-timeout): "
-            f"is its machine started, and the port open? ({' '.join(str(error).split())[:200]})"
-        ) from None
-    return store
-
-
-def wait_for_all(store: dist.Store, rank: int, world_size: int, seconds: float) -> None:
-    """Return when every rank has called this. Raises Stopped that names those who have not come in time."""
-    store.set(f"here/{rank}", socket.gethostname())
-    try:
-        store.wait([f"here/{other}" for other in range(world_size)], timedelta(seconds=seconds))
-    except dist.DistError:
-        missing = [str(other) for other in range(world_size) if not store.check([f"here/{other}"])]
-        names = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
-        raise Stopped(
-            f"rank{'s' if len(missing) > 1 else ''} {names} of {world_size} did not come up within {seconds:g} s (--dist-timeout): "
-            "see what they said; all machines need the same --nnodes, --nproc-per-node and --dist-url"
+            f"is its machine started, and the port open? ({reason})"
         ) from None
 
 
