@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import multiprocessing
 import os
 import pickle
@@ -26,7 +27,7 @@ from data import ShardError
 
 FAILED, STOPPED, INTERRUPTED = 1, 143, 130  # exit codes; 143: SIGTERM came, and what could be saved is saved
 BY_TERM = frozenset({-signal.SIGTERM, -signal.SIGKILL})  # how a rank ends that had no time to save
-SCRATCH = "shardline-"
+SCRATCH, LOCK = "shardline-run-", "lock"
 GRACE = 0.5  # seconds; what the first rank to fail said is on the disk before its peers can notice, so little is needed
 NOT_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EEXIST})
 
@@ -90,17 +91,22 @@ def end_workers() -> None:
 def scratch_folder() -> Iterator[None]:
     """A folder for the temporary files of this process and all that it starts, which nobody else could remove after a SIGKILL.
 
-    Removed at the end, with those of runs that were killed themselves.
+    Removed at the end, with those of runs that were killed themselves: theirs are locked no more.
     """
     base, before = tempfile.gettempdir(), os.environ.get("TMPDIR")
-    for stale in Path(base).glob(f"{SCRATCH}*-*"):
-        owner = stale.name[len(SCRATCH) :].partition("-")[0]
-        if owner.isdigit() and not _is_alive(int(owner)) and stale.stat().st_uid == os.getuid():
-            shutil.rmtree(stale, ignore_errors=True)
-    folder = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
+    for stale in Path(base).glob(f"{SCRATCH}*/{LOCK}"):
+        try:
+            with open(stale, "r+b") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(stale.parent, ignore_errors=True)
+        except OSError:  # in use, another user's, or gone meanwhile
+            continue
+    folder = tempfile.mkdtemp(prefix=SCRATCH)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     try:
-        yield
+        with open(Path(folder, LOCK), "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
     finally:
         tempfile.tempdir = base
         if before is None:
@@ -108,16 +114,6 @@ def scratch_folder() -> Iterator[None]:
         else:
             os.environ["TMPDIR"] = before
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 @contextmanager

@@ -25,7 +25,9 @@ PATIENCE = 240  # seconds: machines that run tests may be busy
 class Command:
     """A started `python run.py`, in a session of its own, with `folder` as its working directory."""
 
-    def __init__(self, folder: Path, argv: Sequence[Any], *, program: Sequence[Any] = (ROOT / "run.py",), env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, argv: Sequence[Any], *, program: Sequence[Any] = (ROOT / "run.py",), env: dict[str, str] | None = None
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.files = [folder / f"{self.mark}.{name}" for name in ("out", "err")]
         environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}

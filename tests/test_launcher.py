@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from types import SimpleNamespace
 
@@ -204,3 +205,23 @@ def test_a_rank_remembers_sigterm_and_ends_without_its_launcher(gone, at_once, c
 
 def test_stopped_is_what_a_rank_ends_with():
     assert issubclass(TooManyBadSamples, Stopped)
+
+
+def test_scratch_folders_are_removed_with_those_of_killed_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "shardline-0").mkdir()  # the cache
+    hold = "import os, sys, tempfile; sys.path.insert(0, '.'); from engine import launcher\nwith launcher.scratch_folder():\n"
+    hold += "    print(os.environ['TMPDIR'], flush=True); input()"
+    runs = [subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    folders = [run.stdout.readline().strip() for run in runs if run.stdout]
+    assert all(os.path.isdir(folder) for folder in folders)
+    runs[0].kill()
+    runs[0].wait()
+    with launcher.scratch_folder():
+        mine = tempfile.gettempdir()
+        assert os.environ["TMPDIR"] == mine and os.path.dirname(mine) == str(tmp_path)
+        assert sorted(os.listdir(tmp_path)) == sorted(["shardline-0", os.path.basename(folders[1]), os.path.basename(mine)])
+    assert (os.environ["TMPDIR"], tempfile.gettempdir()) == (str(tmp_path), str(tmp_path))
+    runs[1].communicate("\n")
+    assert os.listdir(tmp_path) == ["shardline-0"]
