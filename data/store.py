@@ -7,6 +7,7 @@ Invariant: the bytes of a sample come from one `pread`; no more than `max_open` 
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 import zlib
 from collections import OrderedDict
@@ -35,6 +36,8 @@ CUT_SUFFIX = ".cut.tar"
 def local_tar(path: str) -> str:
     """The path of the plain tar with the content of the shard at `path`: itself, or a decompressed copy in the cache."""
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # opening it would wait for a writer
+            raise ShardError(f"{path}: can't be read: not a regular file; copy its content to one")
         with open(path, "rb") as file:
             start = file.read(512)
             if start.startswith(GZIP) and not is_header(start):
