@@ -23,7 +23,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from data import ShardError
+from data import LoaderError, ShardError
 
 FAILED, STOPPED, INTERRUPTED = 1, 143, 130  # exit codes; 143: SIGTERM came, and what could be saved is saved
 BY_TERM = frozenset({-signal.SIGTERM, -signal.SIGKILL})  # how a rank ends that had no time to save
@@ -41,12 +41,15 @@ def plain_reason(error: BaseException) -> str | None:
     text = str(error).strip()
     if text.startswith("Caught "):  # torch's wrapping of what a loader worker raised: its traceback, then "Type: message"
         text = text.splitlines()[-1].partition(": ")[2]
-    if isinstance(error, (Stopped, ShardError)):
+    if isinstance(error, (Stopped, ShardError, LoaderError)):
         return text
     if isinstance(error, OSError) and error.errno in NOT_THE_CODE:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker (pid"):
         return f"{text.rstrip('. ')}: it may have run out of memory (see dmesg); fewer --workers need less"
+    if isinstance(error, RuntimeError) and "/gloo/transport/" in text.partition("]")[0]:  # as in "[.../gloo/transport/tcp/pair.cc:561] what"
+        what = text.partition("] ")[2].partition(". ")[0]
+        return f"the connection to another rank is lost ({what}): it has ended, or its machine has; see what it said"
     return None
 
 

@@ -38,6 +38,11 @@ CAUGHT = "Caught StaleIndexError in DataLoader worker process 0.\nOriginal Trace
         ),
         (FileNotFoundError(errno.ENOENT, "No such file", "/x"), None),  # a mistake of the code, for all that is known
         (ValueError("x"), None),
+        (
+            RuntimeError("[/b/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.0.0.2]:4244. This is typically caused by"),
+            "the connection to another rank is lost (Connection closed by peer [10.0.0.2]:4244): it has ended, or its machine has; "
+            "see what it said",
+        ),
         (RuntimeError("Connection closed by peer"), None),
         (KeyError("x"), None),
     ],
