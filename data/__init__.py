@@ -17,7 +17,8 @@
 Read shards.py, plan.py and pipeline.py, in this order. writer.py goes the other way, samples to shards, with what
 scripts/make_shards.py needs: sources.py, readers.py, tables.py, packing.py, pictures.py, making.py, output.py.
 A batch is a dict: "image" uint8 (n, 3, H, W), "label" int64 (n,), "valid" bool (n,), "epoch" and "sample" int64 (n,) (which
-epoch, and which sample of it in index order), and "ids" (shard file name, index, key) per slot, "step", "epoch_end", "errors";
+epoch, and which sample of it in index order), and "ids" (shard file name, index, key) per slot, "step", "epoch_end", "errors" and
+"error_slots" (where they stand);
 n = ceil(batch_size / world_size), always.
 """
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import BadSampleBudget, DataError, SampleError, ShardError, StaleIndexError
+from .errors import BadSampleBudget, DataError, LoaderError, SampleError, ShardError, StaleIndexError
 from .plan import Plan
 from .shards import Shard, load_shards
 
@@ -36,6 +37,7 @@ __all__ = [
     "BadSampleBudget",
     "DataError",
     "Loader",
+    "LoaderError",
     "Plan",
     "SampleError",
     "Shard",

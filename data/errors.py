@@ -31,6 +31,10 @@ class StaleIndexError(ShardError):
     """The index of a shard does not describe the file that is there now."""
 
 
+class LoaderError(RuntimeError):
+    """The machine could not carry a batch from a worker to its rank; the message is one line that says what to change."""
+
+
 def printable(text: str) -> str:
     """Text from the data for one line on a terminal: line ends, escape sequences and what is not Unicode become backslash escapes."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from torch.utils.data import DataLoader, get_worker_info
 
-from .errors import ShardError
+from .errors import LoaderError, ShardError
 from .plan import SHUFFLE_BLOCK, Plan, fingerprint
 from .shards import Shard, describe_empty, load_shards
 from .stages import AssembleBatch, Batch, BatchPlan, ReadSamples, RunStages
@@ -103,9 +103,10 @@ class Loader:
         from webdataset import DataPipeline
 
         source = PlanSource(self.plan, self._position, self._step, self.batch_size, self.rank, self.world_size)
+        shared = self._loading.get("num_workers", 0) > 0
         stages = [RunStages(self._stages)] if self._stages else []
         return DataPipeline(
-            source, ReadSamples(self.shards, ShardFiles()), *stages, AssembleBatch(self.plan, self.task, self.training)
+            source, ReadSamples(self.shards, ShardFiles()), *stages, AssembleBatch(self.plan, self.task, self.training, shared)
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -118,10 +119,14 @@ class Loader:
             self._pipeline(), batch_size=None, collate_fn=cast(Any, as_is), worker_init_fn=init_worker, **self._loading
         )
         for batch in loader:
+            if batch["step"] != self._step:
+                raise LoaderError(f"step {self._step} never came from its worker, step {batch['step']} did: see what the workers said")
             # handed over is consumed: a state taken in the loop's body includes this batch
             self._position = min(self._position + self.batch_size, self.plan.num_positions)
-            self._step = batch["step"] + 1
+            self._step += 1
             yield batch
+        if len(self):
+            raise LoaderError(f"the workers ended {len(self)} steps early: see what they said")
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands: under 1 KB, and good for any world size, number of workers and batch size."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import DataError, SampleError
+from .errors import DataError, LoaderError, SampleError
 from .plan import Plan, Slots
 from .shards import Shard
 from .store import ShardFiles
@@ -100,6 +100,7 @@ class AssembleBatch:
     plan: Plan
     task: Any
     training: bool
+    shared: bool  # the batch goes to another process
 
     def __call__(self, batches: Iterable[RawBatch]) -> Iterator[Batch]:
         for raw in batches:
@@ -118,17 +119,39 @@ class AssembleBatch:
             except DataError as error:
                 raw.errors.append((slot, error))
         copy_into_holes(tensors, written, slots.valid)
+        tensors["valid"] = torch.from_numpy(slots.valid & written)
+        tensors["epoch"] = torch.from_numpy(slots.epoch)
+        tensors["sample"] = torch.from_numpy(slots.sample)
+        if self.shared:
+            share(tensors)
+        # a slot masked by the plan is read validly elsewhere, and reported there
+        errors = [(slot, error) for slot, error in sorted(raw.errors, key=lambda pair: pair[0]) if slots.valid[slot]]
         return {
             **tensors,
-            "valid": torch.from_numpy(slots.valid & written),
-            "epoch": torch.from_numpy(slots.epoch),
-            "sample": torch.from_numpy(slots.sample),
             "ids": raw.ids,
             "step": raw.plan.step,
             "epoch_end": raw.plan.epoch_end,
-            # a slot masked by the plan is read validly elsewhere, and reported there
-            "errors": [SampleError(*raw.ids[s], e.field, e.reason) for s, e in sorted(raw.errors, key=lambda x: x[0]) if slots.valid[s]],
+            "errors": [SampleError(*raw.ids[slot], error.field, error.reason) for slot, error in errors],
+            "error_slots": [slot for slot, _ in errors],
         }
+
+
+def share(tensors: dict[str, torch.Tensor]) -> None:
+    """Move tensors into shared memory, in place. Raises LoaderError where there is none left.
+
+    Here, not in torch's queue: its thread drops what it can't send, and the batch would be missing without a word.
+    """
+    try:
+        for tensor in tensors.values():
+            tensor.share_memory_()
+    except RuntimeError as error:
+        if "shared memory" not in str(error):
+            raise
+        size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
+        raise LoaderError(
+            f"no shared memory left for a batch of {size:.1f} MiB (each worker holds up to three): "
+            "enlarge /dev/shm (docker run --shm-size), or use fewer --workers or a smaller --batch-size"
+        ) from None
 
 
 def copy_into_holes(tensors: dict[str, torch.Tensor], written: np.ndarray, valid: np.ndarray) -> None:

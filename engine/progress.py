@@ -65,14 +65,3 @@ class Progress:
             progress.sums[state["epoch"]] = state["sums"].to(device)
             progress.sketches[state["epoch"]] = state["sketch"].numpy().copy()
         return progress
-
-
-def slots_of_errors(batch: dict[str, Any]) -> list[int]:
-    """The slot of each of the batch's errors; both stand in the same order."""
-    slots: list[int] = []
-    for error in batch["errors"]:
-        slot = slots[-1] + 1 if slots else 0
-        while batch["ids"][slot] != (error.shard, error.index, error.key):
-            slot += 1
-        slots.append(slot)
-    return slots

@@ -26,7 +26,7 @@ from .evaluate import normalize
 from .launcher import Stopped, StopRequest
 from .metrics import topk_correct
 from .optim import set_lr
-from .progress import BAD, Progress, slots_of_errors
+from .progress import BAD, Progress
 from .report import Report
 
 STEP = 3  # purpose of the seed of torch's own generators, beside those of data/plan.py
@@ -143,7 +143,7 @@ class Trainer:
         return counts.tolist()
 
     def _add_up(self, batch: dict[str, Any], losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor) -> None:
-        bad = slots_of_errors(batch)
+        bad = batch["error_slots"]
         consumed = batch["valid"].numpy().copy()
         consumed[bad] = True
         self.progress.count(batch["epoch"].numpy()[consumed], batch["sample"].numpy()[consumed], valid.device)

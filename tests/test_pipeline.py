@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from data import Plan, StaleIndexError, build_loader, load_shards
+from data import LoaderError, Plan, StaleIndexError, build_loader, load_shards
+from data.stages import ReadSamples
 
 SIZES = (7, 5, 3, 1, 0, 41)
 
@@ -159,6 +160,7 @@ def test_bad_samples_are_masked_and_named(picture_shards):
     batches = read(paths, batch_size=8, epochs=1, shuffle=False)
     assert batches[0]["valid"].tolist() == [True, True, False, True, True, False, False, True]
     errors = batches[0]["errors"]
+    assert batches[0]["error_slots"] == [2, 5, 6]
     assert [(e.shard, e.index, e.key, e.field) for e in errors] == [
         ("000.tar", 2, "s00002", "png"),
         ("000.tar", 5, "s00005", "cls"),
@@ -187,6 +189,36 @@ def test_a_shard_that_changed_under_its_index_stops_the_run(picture_shards):
         file.seek(1024)
         file.write(b"\xff" * 8192)
     with pytest.raises(StaleIndexError, match="000.tar"):
+        list(loader)
+
+
+def lose_step_3(plans):
+    yield from (plan for plan in plans if plan.step != 3)
+
+
+class Lossy(ReadSamples):
+    """Stands for a worker whose batch never reaches its rank."""
+
+    def __call__(self, plans):
+        return super().__call__(lose_step_3(plans))
+
+
+def test_a_batch_that_is_lost_on_the_way_stops_the_run(picture_shards, monkeypatch):
+    paths = picture_shards(SIZES)
+    monkeypatch.setattr("data.pipeline.ReadSamples", Lossy)
+    with pytest.raises(LoaderError, match="step 3 never came from its worker, step 4 did"):
+        read(paths)
+    with pytest.raises(LoaderError, match="the workers ended 1 steps early"):
+        read(paths, batch_size=45)  # 4 steps: the last is lost
+
+
+def test_full_shared_memory_is_one_line(picture_shards, monkeypatch):
+    def full(self):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2>: No space left on device (28)")
+
+    loader = build_loader(picture_shards(SIZES), batch_size=12, img_size=32, num_workers=1)
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)  # forked into the worker
+    with pytest.raises(LoaderError, match=r"no shared memory left for a batch of 0.0 MiB .*: enlarge /dev/shm"):
         list(loader)
 
 

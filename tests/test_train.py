@@ -7,9 +7,7 @@ import torch
 from gloo_pool import RankFailed
 from launching import base, global_batches, launch, read_lines, spoil
 
-from data import SampleError
 from engine import checkpoint
-from engine.progress import slots_of_errors
 
 SIZES = (7, 5, 3, 1, 0, 41)
 
@@ -160,9 +158,3 @@ def test_too_many_bad_samples_stop_every_rank_with_one_message(gloo_pool, pictur
     assert text.count("TooManyBadSamples: 11 of") == 2 or text.count("TooManyBadSamples: 12 of") == 2
     assert "more than --max-bad 0.01 accepts: the first is 000.tar sample" in text
     launch(gloo_pool, base(paths, tmp_path, "more", 2, "--max-bad", 0.5))
-
-
-def test_errors_find_their_slots():
-    ids = [("a", 0, "x"), ("a", 1, "y"), ("a", 0, "x")]
-    errors = [SampleError("a", 0, "x", "png", ""), SampleError("a", 0, "x", "png", "")]
-    assert slots_of_errors({"ids": ids, "errors": errors}) == [0, 2]
