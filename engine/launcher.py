@@ -28,6 +28,7 @@ from data import LoaderError, ShardError
 FAILED, STOPPED, INTERRUPTED = 1, 143, 130  # exit codes; 143: SIGTERM came, and what could be saved is saved
 BY_TERM = frozenset({-signal.SIGTERM, -signal.SIGKILL})  # how a rank ends that had no time to save
 SCRATCH, LOCK = "shardline-run-", "lock"
+SAME = 1.0  # seconds: a job's manager may signal the launcher and then its whole process group
 GRACE = 0.5  # seconds; what the first rank to fail said is on the disk before its peers can notice, so little is needed
 NOT_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EEXIST})
 
@@ -47,7 +48,7 @@ def plain_reason(error: BaseException) -> str | None:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker (pid"):
         return f"{text.rstrip('. ')}: it may have run out of memory (see dmesg); fewer --workers need less"
-    if isinstance(error, RuntimeError) and "/gloo/transport/" in text.partition("]")[0]:  # as in "[.../gloo/transport/tcp/pair.cc:561] what"
+    if isinstance(error, RuntimeError) and "/gloo/transport/" in text.partition("]")[0]:  # "[.../gloo/transport/tcp/pair.cc:561] what"
         what = text.partition("] ")[2].partition(". ")[0]
         return f"the connection to another rank is lost ({what}): it has ended, or its machine has; see what it said"
     return None
@@ -135,28 +136,27 @@ def supervise(context: Any, first_rank: int = 0) -> int:
     0: all done. 143: SIGTERM came and was forwarded to the ranks; a second one ends them at once. 130: Ctrl-C.
     1: a rank failed; what it said is printed once. No rank and no loader worker outlives the call.
     """
-    processes = context.processes
-    terminated = False
+    processes, files = context.processes, context.error_files
+    terminated = 0.0  # when the first SIGTERM came
 
     def forward(*_: object) -> None:
         nonlocal terminated
+        again = terminated and time.monotonic() - terminated > SAME  # no time to save
         for process in processes:
             if process.is_alive():
-                if terminated:  # a second one: no time to save
-                    kill_tree(process.pid)
-                else:
-                    os.kill(process.pid, signal.SIGTERM)
-        terminated = True
+                kill_tree(process.pid) if again else os.kill(process.pid, signal.SIGTERM)
+        terminated = terminated or time.monotonic()
 
     previous = signal.signal(signal.SIGTERM, forward)
     not_ours = children(os.getpid())  # the ranks, and what was there before them
     _adopt_orphans(True)
     try:
         while any(process.exitcode is None for process in processes):
-            connection.wait([p.sentinel for p in processes if p.exitcode is None], timeout=1.0)
+            connection.wait([p.sentinel for p in processes if p.exitcode is None], timeout=0.5)
             broken = {process.exitcode for process in processes} - {None, 0, STOPPED}
-            if broken:
-                if not (terminated and broken <= BY_TERM):  # a rank that was still importing has nothing to tell
+            failed = bool(_read_errors(files))  # said, but still there: taking torch down costs seconds
+            if broken or failed:
+                if failed or not terminated or broken - BY_TERM:  # else a rank that was still importing, with nothing to tell
                     _wait(processes, GRACE)
                 break
         codes = [process.exitcode for process in processes]  # before those that are left are killed
@@ -172,11 +172,12 @@ def supervise(context: Any, first_rank: int = 0) -> int:
             kill_tree(orphan)
         _adopt_orphans(False)
         signal.signal(signal.SIGTERM, previous)
-    if set(codes) == {0}:
+    errors = _read_errors(files)
+    if not errors and set(codes) == {0}:
         return 0
-    if set(codes) <= {0, STOPPED} or (terminated and set(codes) <= {None, 0, STOPPED, *BY_TERM}):
+    if not errors and (set(codes) <= {0, STOPPED} or (terminated and set(codes) <= {None, 0, STOPPED, *BY_TERM})):
         return STOPPED
-    print(first_failure(codes, _read_errors(context.error_files), first_rank), file=sys.stderr)
+    print(first_failure(codes, errors, first_rank), file=sys.stderr)
     return FAILED
 
 
@@ -190,9 +191,10 @@ def _read_errors(error_files: list[str]) -> dict[int, tuple[int, str]]:
     """local rank -> (when, the traceback that mp.spawn left in its file)."""
     errors = {}
     for number, path in enumerate(map(Path, error_files)):
-        if path.exists() and path.stat().st_size:
+        try:
             errors[number] = path.stat().st_mtime_ns, pickle.loads(path.read_bytes())
-            path.unlink()
+        except (OSError, EOFError, pickle.UnpicklingError):  # none, or not yet whole
+            continue
     return errors
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -95,9 +96,9 @@ def context_of(tmp_path, *whats):
     return SimpleNamespace(processes=processes, error_files=[str(tmp_path / f"{number}") for number in range(len(whats))])
 
 
-def later(signal_number, times=1):
-    """Sends this process a signal in half a second, from another."""
-    send = f"import os, time; time.sleep(0.5); [os.kill({os.getpid()}, {int(signal_number)}) for _ in range({times})]"
+def later(signal_number, times=1, seconds=0.5):
+    """Sends this process a signal in so many seconds, from another."""
+    send = f"import os, time; time.sleep({seconds}); [os.kill({os.getpid()}, {int(signal_number)}) for _ in range({times})]"
     return subprocess.Popen([sys.executable, "-S", "-c", send])
 
 
@@ -133,6 +134,27 @@ def test_sigterm_is_forwarded(tmp_path, capfd, whats, times):
     assert signal.getsignal(signal.SIGTERM) == handler
     assert alive(context) == [False, False]
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path, capfd, monkeypatch):
+    context = context_of(tmp_path, "hang", "hang")
+    monkeypatch.setattr(launcher, "SAME", 0.2)
+    senders = [later(signal.SIGTERM, seconds=seconds) for seconds in (0.5, 1.5)]
+    assert launcher.supervise(context) == STOPPED
+    assert [sender.wait() for sender in senders] == [0, 0]
+    assert alive(context) == [False, False]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_rank_that_said_why_is_not_waited_for(tmp_path, capfd):
+    context = context_of(tmp_path, "hang", "hang")
+    (tmp_path / "1").write_bytes(pickle.dumps(TRACEBACK)[:-5])  # still being written
+    write = f"import time; time.sleep(1); open({str(tmp_path / '1')!r}, 'wb').write({pickle.dumps(TRACEBACK)!r})"
+    writer = subprocess.Popen([sys.executable, "-S", "-c", write])
+    assert launcher.supervise(context, first_rank=2) == FAILED
+    writer.wait()
+    assert alive(context) == [False, False]
+    assert capfd.readouterr().err == f"process 3 failed:\n{TRACEBACK}"
 
 
 def test_a_rank_that_sigterm_reached_by_another_way_stops_the_run(tmp_path):
