@@ -105,6 +105,8 @@ class OutputFolder:
 
     def _refuse_others(self, earlier: _Earlier | None, present: Sequence[str], shards: Sequence[str]) -> None:
         way_out = "choose another folder, or give --overwrite to replace them"
+        if any(os.path.basename(name) not in (_SUMMARY, _JOURNAL) and not _OURS.fullmatch(os.path.basename(name)) for name in present):
+            way_out = "choose another folder"  # --overwrite would refuse: they are somebody else's
         if earlier and earlier.digest != self._digest:
             raise SourceError(f"{self.path}: holds shards made differently ({self._difference(earlier)}): {way_out}")
         ours = {name for path in shards for name in (path, path + ".idx")} if earlier else set()

@@ -23,7 +23,7 @@ from .plan import SHUFFLE_BLOCK, Plan, fingerprint
 from .shards import Shard, describe_empty, load_shards
 from .stages import AssembleBatch, Batch, BatchPlan, ReadSamples, RunStages
 from .store import ShardFiles
-from .tasks import create_task, default_img_size, resolve_labels
+from .tasks import create_task, default_img_size, read_classes, resolve_labels
 
 STATE_VERSION = 1
 
@@ -180,7 +180,7 @@ def build_loader(
     batch_size: int,
     task: str = "image-classification",
     label: str = "cls",
-    classes: Sequence[str] | None = None,
+    classes: str | Sequence[str] | None = None,
     num_classes: int | None = None,
     labels: Any = None,
     img_size: int | None = None,
@@ -200,10 +200,11 @@ def build_loader(
     """Build the loader of one rank over the shards that the patterns name.
 
     batch_size: global, samples a step over all ranks. seed (0), shuffle (training), shuffle_block (16,384) and lanes (1) say
-    what the stream is; left out, a loaded state decides. labels: a LabelMap that `resolve_labels` made, in place of label,
-    classes and num_classes. transform: keywords of the task's transform (scale, hflip, augment). stages: extra webdataset
-    stages over encoded sample dicts. Other keywords go to torch's DataLoader (prefetch_factor, pin_memory,
-    multiprocessing_context: fork by default on Linux). Batches hold ceil(batch_size / world_size) slots.
+    what the stream is; left out, a loaded state decides. classes: names in order, or a file of them. labels: a LabelMap that
+    `resolve_labels` made, in place of label, classes and num_classes. transform: keywords of the task's transform (scale, hflip,
+    augment). stages: extra webdataset stages over encoded sample dicts. Other keywords go to torch's DataLoader
+    (prefetch_factor, pin_memory, multiprocessing_context: fork by default on Linux). Batches hold
+    ceil(batch_size / world_size) slots.
     Raises ShardError (a ValueError) for shards or labels that can't be used, ValueError for a value out of range.
     """
     if not 0 <= rank < world_size:
@@ -219,6 +220,8 @@ def build_loader(
     if not counts.any():
         raise ShardError(describe_empty(found))
     plan = Plan(counts, epochs if training else 1, **{k: defaults[k] if v is None else v for k, v in stream.items()})
+    if isinstance(classes, str):
+        classes = read_classes(classes)
     if labels is None:
         labels = resolve_labels(found, label, classes=classes, num_classes=num_classes)
     size = default_img_size(found) if img_size is None else img_size

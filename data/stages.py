@@ -158,8 +158,6 @@ def copy_into_holes(tensors: dict[str, torch.Tensor], written: np.ndarray, valid
     """Fill every unwritten slot with a copy of the first good one (else zeros): batch norm must see ordinary data."""
     holes = np.flatnonzero(~written)
     good = np.flatnonzero(written & valid)
-    if not good.size:
-        good = np.flatnonzero(written)
     for tensor in tensors.values():
         for hole in holes.tolist():
             if good.size:

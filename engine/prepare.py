@@ -100,7 +100,7 @@ def find_run(args: argparse.Namespace) -> Path | None:
     if not args.data:
         raise ValueError("--resume auto needs --data or --name to know which run it is")
     args.shards = load_shards(args.data)
-    return runs.find_last_run(Path(args.output), shards_fingerprint(args.shards), args.model)
+    return runs.find_last_run(Path(args.output), shards_fingerprint(args.shards), args.model if "model" in args.explicit else None)
 
 
 def prepare_data(args: argparse.Namespace, saved: dict[str, Any] | None) -> None:

@@ -101,12 +101,12 @@ def folder_of(path: Path) -> Path | None:
     return folder.parent if folder.name == "checkpoints" and (folder.parent / "metrics.jsonl").exists() else None
 
 
-def find_last_run(output: Path, fingerprint: dict[str, Any], model: str) -> Path | None:
-    """The run folder below `output` with the newest checkpoint whose shards and model are these."""
+def find_last_run(output: Path, fingerprint: dict[str, Any], model: str | None) -> Path | None:
+    """The run folder below `output` with the newest checkpoint whose shards and model (None: any) are these."""
     found = []
     for folder in output.iterdir() if output.is_dir() else ():
         start = _start_line(folder)
-        if start.get("fingerprint") == fingerprint and start.get("model") == model and has_checkpoint(folder):
+        if start.get("fingerprint") == fingerprint and model in (None, start.get("model")) and has_checkpoint(folder):
             times = [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("*.pt")]
             found.append((max(times), folder))
     return max(found)[1] if found else None

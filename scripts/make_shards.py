@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `python scripts/make_shards.py` puts scripts/ there, not the root
 
-from data.errors import ShardError  # noqa: E402
+from data.errors import ShardError, printable  # noqa: E402
 from data.making import ShardWork, write_shards  # noqa: E402
 from data.output import Done, OutputFolder  # noqa: E402
 from data.packing import class_index, class_names, fingerprint, pack_entries, split_entries  # noqa: E402
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def tell(line: str) -> None:
     """One line on stderr, whatever is in the names it quotes."""
-    print("".join(char if char.isprintable() else repr(char)[1:-1] for char in line), file=sys.stderr)
+    print(printable(line), file=sys.stderr)
 
 
 def make_shards(

@@ -24,6 +24,7 @@ import torch  # noqa: E402
 
 from data import DataError, load_shards  # noqa: E402
 from data.decoders import IMAGE_FIELDS  # noqa: E402
+from data.errors import printable  # noqa: E402
 from data.store import ShardFiles  # noqa: E402
 from data.tar import parse_sample  # noqa: E402
 from data.tasks import find_picture  # noqa: E402
@@ -110,7 +111,7 @@ def predict_all(
                 yield name, eval_transform(data, predictor.img_size)
             except DataError as error:
                 left_out.append(name)
-                print(f"left out: {name}: {error}", file=sys.stderr)
+                print(printable(f"left out: {name}: {error}"), file=sys.stderr)
 
     stream = decoded()
     while batch := list(itertools.islice(stream, batch_size)):
@@ -144,7 +145,7 @@ def main() -> int:
         predictions = predict_all(predictor, read_inputs(args.inputs), args.batch_size, left_out)
         if args.csv is None:
             for prediction in predictions:
-                print(prediction.name)
+                print(printable(prediction.name))
                 for name, share in prediction.classes:
                     print(f"  {100 * share:6.2f} %  {name}")
         else:

@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/show_batch.py` puts scripts/ there, not the root
 
-from data.errors import ShardError, StaleIndexError  # noqa: E402
+from data.errors import ShardError, StaleIndexError, printable  # noqa: E402
 from data.index import load_index, read_index  # noqa: E402
 from data.store import cut_reason, local_tar  # noqa: E402
 from data.tar import TarDamage, split_name, walk  # noqa: E402
@@ -98,9 +98,9 @@ def read_key(tar: mmap, offset: int, end: int, path: str) -> str:
     raise StaleIndexError(f"{path}: its index does not fit it: no sample at byte {offset}; run scripts/index_shards.py --rebuild on it")
 
 
-def printable(text: str) -> str:
-    """A path or key as one column: tabs, line ends and what is no UTF-8 are escaped."""
-    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").encode("utf-8", "backslashreplace").decode()
+def as_column(text: str) -> str:
+    """A path or key as one column: backslashes, tabs, line ends and what no terminal should get are escaped."""
+    return printable(text.replace("\\", "\\\\"))
 
 
 def show(folder: Path, step: int | None, epoch: int | None, rank: int | None, world_size: int | None) -> None:
@@ -130,9 +130,9 @@ def show(folder: Path, step: int | None, epoch: int | None, rank: int | None, wo
     for r, slot, slots in rows:
         shard, index = int(slots.shard[slot]), int(slots.index[slot])
         key, offset = samples[shard, index]
-        path = printable(history.shards[shard].path)
+        path = as_column(history.shards[shard].path)
         valid = "true" if slots.valid[slot] else "false"
-        print(step, r, slot, slots.position[slot], slots.epoch[slot], path, index, printable(key), offset, valid, sep="\t")
+        print(step, r, slot, slots.position[slot], slots.epoch[slot], path, index, as_column(key), offset, valid, sep="\t")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,8 @@ INTERVAL: dict[str, Any] = {
     "epoch": 0, "step": 50, "samples_seen": 500, "loss": 1.25, "top1": 0.5, "samples_per_second": 25.0, "data_wait": 0.031,
 }  # fmt: skip
 EPOCH: dict[str, Any] = {
-    "epoch": 1, "seen": 1000, "distinct": 1000, "repeated": 0, "missed": 0, "bad_samples": 0, "loss": 0.5, "top1": 0.751, "seconds": 61.2, "data_wait": 0.2,
+    "epoch": 1, "seen": 1000, "distinct": 1000, "repeated": 0, "missed": 0, "bad_samples": 0, "loss": 0.5,
+    "top1": 0.751, "seconds": 61.2, "data_wait": 0.2,
 }  # fmt: skip
 EVAL: dict[str, Any] = {"epoch": 1, "num_samples": 2000, "bad_samples": 0, "loss": 0.5, "top1": 0.9, "top5": 1.0, "correct": 1800}
 
@@ -37,7 +38,8 @@ def test_without_a_terminal_every_interval_is_a_line(capsys: pytest.CaptureFixtu
     assert out.splitlines() == logged == [
         "global batch 256 = 4 x 64",
         "epoch 1/2, step 50: loss 1.2500, top-1 50.00%, 25.0 samples/s, waiting for data 3.1%, ETA 1:00",
-        "epoch 2/2 done: loss 0.5000, top-1 75.10%, 1,000 samples seen, 1,000 distinct, 0 repeated, 0 missed, in 1:01, waiting for data 20.0%",
+        "epoch 2/2 done: loss 0.5000, top-1 75.10%, 1,000 samples seen, 1,000 distinct, 0 repeated, 0 missed, in 1:01,"
+        " waiting for data 20.0%",
         "epoch 2/2 evaluation: top-1 90.00% (1,800 of 2,000), top-5 100.00%, loss 0.5000",
     ]
     assert err == ""

@@ -44,7 +44,8 @@ def test_a_flag_that_differs_is_named_with_both_values(gloo_pool):
 def test_a_shard_that_differs_is_named(gloo_pool):
     lists = [{"shards": [shard("000.tar"), shard("001.tar", 9)]}, {"shards": [shard("000.tar"), shard("001.tar", 8, 20_480)]}]
     facts = [{"shards": {"samples": 19}}, {"shards": {"samples": 18}}]
-    with pytest.raises(RankFailed, match=r"shards 1 is 001.tar \(8 samples, 20480 bytes\) on rank 1 .* and 001.tar \(9 samples, 10240 bytes\)"):
+    named = r"shards 1 is 001.tar \(8 samples, 20480 bytes\) on rank 1 .* and 001.tar \(9 samples, 10240 bytes\)"
+    with pytest.raises(RankFailed, match=named):
         compare(gloo_pool, facts, lists)
 
 

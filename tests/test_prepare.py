@@ -131,13 +131,14 @@ def test_resume_auto_goes_on_with_the_newest_that_fits(worked_out, place, tmp_pa
 
 
 def test_resume_auto_goes_on_with_the_one_that_is_named(worked_out, tmp_path):
+    assert worked_out("--data", "train", "--resume", "auto").model == "tiny"  # a default is no wish
     args = worked_out("--name", "first", "--resume", "auto")  # even without --data and --model
     assert (args.folder, args.model, [shard.name for shard in args.shards]) == (tmp_path / "runs" / "first", "tiny", ["0.tar", "1.tar"])
 
 
 def test_resume_auto_starts_afresh_where_nothing_fits_and_says_so(worked_out, tmp_path):
     output = tmp_path / "runs"
-    for words in (["--data", "train"], ["--data", "val", "--model", "tiny"]):  # another model, other data
+    for words in (["--data", "train", "--model", "resnet20"], ["--data", "val"]):  # another model, other data
         args = worked_out(*words, "--resume", "auto")
         assert (args.folder, args.checkpoint, args.facts["step"]) == (None, None, 0)
         assert f"--resume auto: no checkpoint fits in {output}, starting afresh" in args.messages
