@@ -235,10 +235,13 @@ def torment(work: Path, args: argparse.Namespace, problems: list[str]) -> list[L
         except BaseException:
             session.close(seconds=0)
             raise
-        remaining = session.close(seconds=30 if phases else 600)
+        remaining = session.close(seconds=args.patience if phases else 600 + args.patience)
         life.step = session.step()
         if remaining:
-            problems.append(f"{life}: processes {remaining} were still there 30 s later")
+            problems.append(f"{life}: processes {remaining} were still there {args.patience:g} s later")
+        caught = bool(phases) and (phases[0] != "checkpoint" or any((session.folder / "checkpoints").glob("*.part")))
+        if phases and life.code != 0 and not caught:
+            life.phase += " (too late: it was whole)"
         lives.append(life)
         print(f"  {len(lives):3d}. {life}", flush=True)
         if life.code == 0:
@@ -248,11 +251,8 @@ def torment(work: Path, args: argparse.Namespace, problems: list[str]) -> list[L
         if not phases:
             problems.append(f"the run failed though nobody was killed: see {work / 'output.txt'}")
             return lives
-        caught = phases[0] != "checkpoint" or any((session.folder / "checkpoints").glob("*.part"))
         if caught:
             phases.pop(0)
-        else:
-            life.phase += " (too late: it was whole)"
 
 
 def counted_batches(folder: Path) -> dict[int, list[tuple[int, str, int]]]:
@@ -312,9 +312,16 @@ def check_leftovers(work: Path, shared_memory: set[str], problems: list[str]) ->
     """No temporary file, no shared memory may outlive the runs."""
     temporary = [path for path in (work / "tmp").iterdir() if not path.name.startswith("torchinductor_")]  # torch's own cache
     files = [str(path) for path in [*temporary, *work.rglob("*.part"), *work.rglob("*.tmp")]]
-    memory = sorted(set(os.listdir("/dev/shm")) - shared_memory) if os.path.isdir("/dev/shm") else []
-    for name in files + memory:
+    memory = new_in_shared_memory(shared_memory)
+    if memory:  # another program's, which comes and goes, perhaps
+        time.sleep(3)
+        memory &= new_in_shared_memory(shared_memory)
+    for name in [*files, *sorted(memory)]:
         problems.append(f"left behind: {name}")
+
+
+def new_in_shared_memory(known: set[str]) -> set[str]:
+    return set(os.listdir("/dev/shm")) - known if os.path.isdir("/dev/shm") else set()
 
 
 def main() -> int:
@@ -323,6 +330,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the kills and the pictures (default: 0)")
     parser.add_argument("--elastic", action="store_true", help="change processes, workers and batch size at every resume")
     parser.add_argument("--world-size", type=int, default=2, metavar="N", help="processes, where not --elastic (default: 2)")
+    parser.add_argument("--patience", type=float, default=30, metavar="S", help="seconds for all to be gone after a kill (default: 30)")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the runs")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
@@ -330,7 +338,7 @@ def main() -> int:
         parser.exit(2, "chaos.py: error: it finds processes through /proc, and there is none here\n")
     work = Path(tempfile.mkdtemp(prefix="chaos-"))
     (work / "tmp").mkdir()
-    shared_memory = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    shared_memory = new_in_shared_memory(set())
     make_shards(work / "shards", args.seed)
     problems: list[str] = []
     began = time.monotonic()
