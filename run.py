@@ -110,11 +110,15 @@ def cli(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return complain(error, 2)
     if distributed.under_torchrun():
+        code = 0
         try:
             process_fn(distributed.torchrun_place()[2], parsed_args)
         except launcher.Stopped as error:
-            return complain(error, launcher.FAILED)
-        return 0
+            code = complain(error, launcher.FAILED)
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        sys.stdout.flush()
+        launcher.leave(code)  # torchrun waits for it before it starts the ranks again
     parsed_args.launcher = os.getpid()
     store = None
     if parsed_args.dist_url is None:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from data import LoaderError, ShardError
 
@@ -71,15 +71,16 @@ class StopRequest:
     def _on_sigterm(self, *_: object) -> None:
         self.requested = True
         if self._at_once:
-            _leave(STOPPED)
+            leave(STOPPED)
 
     def _on_sigint(self, *_: object) -> None:
         # torch has the kernel send SIGINT to a rank whose launcher is gone: no one is left who would end it
         if os.getppid() != self._launcher:
-            _leave(INTERRUPTED)
+            leave(INTERRUPTED)
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
+    """End this process and its loader workers at once: taking torch down, as the interpreter's own end does, costs seconds."""
     kill_tree(os.getpid(), itself=False)
     os._exit(code)
 
