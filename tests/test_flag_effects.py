@@ -57,6 +57,7 @@ TESTED = {
     "nnodes": "test_launch.py test_two_nodes_meet",
     "node_rank": "test_launch.py test_two_nodes_meet",
     "dist_url": "test_launch.py test_two_nodes_meet",
+    "dist_timeout": "test_launch.py test_a_node_that_does_not_come_is_named",
     "dist_backend": "test_run.py test_a_mistake_is_one_line",
 }
 

@@ -46,6 +46,7 @@ DEFAULTS = {
     "nnodes": 1,
     "node_rank": 0,
     "dist_url": None,
+    "dist_timeout": 300.0,
     "dist_backend": None,
 }
 # What --help says of each default; the Nones are worked out from the data or the machine, and the text says how.
@@ -89,6 +90,7 @@ SHOWN = {
     "nnodes": "default: 1",
     "node_rank": "default: 0",
     "dist_url": "default: a free port of this machine",
+    "dist_timeout": "default: 300.0",
     "dist_backend": "default: nccl with GPUs, gloo without",
 }
 SHORT = {"-b": "batch_size", "-j": "workers", "-e": "evaluate", "-c": "config"}

@@ -278,6 +278,16 @@ def test_two_nodes_meet(start, picture_shards, tmp_path, scheme):
 
 
 @pytest.mark.full
+def test_a_node_that_does_not_come_is_named(start, picture_shards, tmp_path):
+    picture_shards([20, 13])
+    words = ["--data", "train", "--model", "tiny", "--device", "cpu", "--nnodes", 2, "--dist-url", f"file://{tmp_path}/meet"]
+    command = start([*words, "--dist-timeout", 2])
+    assert command.wait() == 1
+    assert command.err.startswith("run.py: error: rank 1 of 2 did not come up within 2 s (--dist-timeout): ")
+    assert command.err.count("\n") == 1
+
+
+@pytest.mark.full
 def test_an_evaluation_can_be_stopped(start, picture_shards, tmp_path):
     picture_shards([20, 13])
     picture_shards([300], name="val", side=64)

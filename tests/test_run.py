@@ -18,12 +18,13 @@ from engine import distributed
 
 
 def samples(number, first=0, classes=3, **fields):
-    """Samples with a PNG whose red tells its class."""
+    """Samples with a noisy PNG whose red tells its class."""
     made = []
+    rng = np.random.default_rng(0)
     for serial in range(first, first + number):
         label = serial % classes
-        pixels = np.full((32, 32, 3), (40 + serial) % 256, np.uint8)
-        pixels[:, :, 0] = 80 * label
+        pixels = rng.integers(0, 90, (32, 32, 3), np.uint8)
+        pixels[:, :, 0] += np.uint8(80 * label)
         made.append({"png": encode(pixels), "cls": str(label).encode(), **fields})
     return made
 
