@@ -82,6 +82,8 @@ class Report:
         """The run's last line; closes everything."""
         self.log.metric("end", status=status, steps=steps, samples_seen=samples_seen, best=best, **facts)
         top = f", best top-1 {100 * best['top1']:.2f}% after epoch {best['epoch'] + 1}" if best else ""
+        if status == "stopped":
+            self.console.line("SIGTERM came, and the run is saved: the same command with --resume auto goes on")
         self.console.line(f"{status} at step {steps}{top}; everything is in {self.folder}")
         self.console.close()
         self.log.close()
