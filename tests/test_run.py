@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,7 @@ def command(place, monkeypatch, capfd):
 
     def execute(words):
         capfd.readouterr()
+        code: Any
         try:
             code = run.cli([str(word) for word in words])
         except SystemExit as stopped:  # argparse
