@@ -99,14 +99,16 @@ def scratch_folder() -> Iterator[None]:
     Removed at the end, with those of runs that were killed themselves: theirs are locked no more.
     """
     base, before = tempfile.gettempdir(), os.environ.get("TMPDIR")
-    for stale in Path(base).glob(f"{SCRATCH}*/{LOCK}"):
+    # loader workers make sockets there, 60 characters further down, and a socket's path has 107 at most
+    place = base if len(os.fsencode(base)) <= 47 or not os.access("/tmp", os.W_OK) else "/tmp"
+    for stale in Path(place).glob(f"{SCRATCH}*/{LOCK}"):
         try:
             with open(stale, "r+b") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(stale.parent, ignore_errors=True)
         except OSError:  # in use, another user's, or gone meanwhile
             continue
-    folder = tempfile.mkdtemp(prefix=SCRATCH)
+    folder = tempfile.mkdtemp(prefix=SCRATCH, dir=place)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     try:
         with open(Path(folder, LOCK), "wb") as lock:
