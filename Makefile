@@ -1,4 +1,4 @@
-# make run | test | test-full | lint | clean. Each target sets up .venv by itself when it is missing or older than requirements*.txt.
+# make run | test | test-full | soak | lint | clean. Each target sets up .venv by itself when it is missing or older than requirements*.txt.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DIGITS := shards/digits
 RUN    := digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test test-full test-long lint clean
+.PHONY: run test test-full test-long soak lint clean
 
 # Digits (examples/digits.zip) from pictures to an evaluated model, on 2 CPU processes: about a minute.
 run: $(STAMP)
@@ -23,14 +23,18 @@ run: $(STAMP)
 	@echo "best model:  runs/$(RUN)/checkpoints/best.pt"
 
 test: $(STAMP)
-	$(PY) -m pytest -m "not full"
+	$(PY) -m pytest -m "not full and not soak"
 
 test-full: $(STAMP)
-	$(PY) -m pytest
+	$(PY) -m pytest -m "not soak"
+
+# Twenty kills a run, for as many seeds as CHAOS_SEEDS names (default 0).
+soak: $(STAMP)
+	$(PY) -m pytest -m soak
 
 # What test-full has beyond test. pytest exits with 5 where no test has the mark.
 test-long: $(STAMP)
-	$(PY) -m pytest -m full || test $$? -eq 5
+	$(PY) -m pytest -m "full and not soak" || test $$? -eq 5
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

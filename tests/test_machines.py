@@ -147,6 +147,7 @@ def test_torchrun_on_two_machines(hosts, picture_shards, tmp_path):
     check_exact(tmp_path / "runs" / "run", 2, 33)
 
 
+@pytest.mark.soak
 def test_elastic_goes_on_with_the_survivor_and_takes_the_other_back(hosts, picture_shards, tmp_path):
     picture_shards([40, 33, 27])
     pace, folder = Pace(tmp_path), tmp_path / "runs" / "run"
@@ -168,6 +169,7 @@ def test_elastic_goes_on_with_the_survivor_and_takes_the_other_back(hosts, pictu
     check_exact(folder, 6, 100)
 
 
+@pytest.mark.soak
 def test_torchrun_restarts_after_a_killed_rank(picture_shards, tmp_path):
     picture_shards([40, 33, 27])
     pace, folder = Pace(tmp_path), tmp_path / "runs" / "run"
