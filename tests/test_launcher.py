@@ -234,21 +234,41 @@ def test_stopped_is_what_a_rank_ends_with():
     assert issubclass(TooManyBadSamples, Stopped)
 
 
-def test_scratch_folders_are_removed_with_those_of_killed_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "shardline-0").mkdir()  # the cache
+@pytest.fixture
+def short_place(monkeypatch):
+    """A temporary folder with a path as short as those of users."""
+    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as place:
+        monkeypatch.setenv("TMPDIR", place)
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        yield place
+
+
+def test_scratch_folders_are_removed_with_those_of_killed_runs(short_place):
+    os.mkdir(f"{short_place}/shardline-0")  # the cache
     hold = "import os, sys, tempfile; sys.path.insert(0, '.'); from engine import launcher\nwith launcher.scratch_folder():\n"
     hold += "    print(os.environ['TMPDIR'], flush=True); input()"
-    runs = [subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    runs = [
+        subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)
+    ]  # fmt: skip
     folders = [run.stdout.readline().strip() for run in runs if run.stdout]
     assert all(os.path.isdir(folder) for folder in folders)
     runs[0].kill()
     runs[0].wait()
     with launcher.scratch_folder():
         mine = tempfile.gettempdir()
-        assert os.environ["TMPDIR"] == mine and os.path.dirname(mine) == str(tmp_path)
-        assert sorted(os.listdir(tmp_path)) == sorted(["shardline-0", os.path.basename(folders[1]), os.path.basename(mine)])
-    assert (os.environ["TMPDIR"], tempfile.gettempdir()) == (str(tmp_path), str(tmp_path))
+        assert os.environ["TMPDIR"] == mine and os.path.dirname(mine) == short_place
+        assert sorted(os.listdir(short_place)) == sorted(["shardline-0", os.path.basename(folders[1]), os.path.basename(mine)])
+    assert (os.environ["TMPDIR"], tempfile.gettempdir()) == (short_place, short_place)
     runs[1].communicate("\n")
-    assert os.listdir(tmp_path) == ["shardline-0"]
+    assert os.listdir(short_place) == ["shardline-0"]
+
+
+def test_a_scratch_folder_has_room_for_the_path_of_a_socket(tmp_path, monkeypatch):
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with launcher.scratch_folder():
+        assert os.path.dirname(tempfile.gettempdir()) == "/tmp"
+    assert tempfile.gettempdir() == str(deep)
