@@ -137,17 +137,31 @@ def test_a_machine_that_dies_ends_the_run_and_both_go_on(hosts, picture_shards, 
     check_exact(folder, 3, 100)
 
 
-def test_torchrun_on_two_machines(hosts, picture_shards, tmp_path):
-    picture_shards([20, 13])
+def test_torchrun_on_two_machines_saves_on_sigterm_and_goes_on(hosts, picture_shards, tmp_path):
+    picture_shards([40, 33, 27])
+    pace, folder = Pace(tmp_path), tmp_path / "runs" / "run"
     torchrun = [*TORCHRUN, "--nnodes", 2, "--nproc-per-node", 2, "--master-addr", "one", "--master-port", PORT]
-    settings = words("--epochs", 2, "-b", 9)
-    nodes = [host.start(settings, [*torchrun, "--node-rank", number, ROOT / "run.py"]) for number, host in enumerate(hosts)]
+    settings = words("--epochs", 2, "-b", 10, "--log-interval", 1, "--resume", "auto")
+
+    def start():
+        return [host.start(settings, [*torchrun, "--node-rank", number, *pace.program]) for number, host in enumerate(hosts)]
+
+    pace.set(0.5)
+    nodes = start()
+    nodes[0].wait_for(lambda: last_step(folder) >= 3)
+    for node in nodes:
+        node.send(signal.SIGTERM)  # to each torchrun, as srun does
+    assert [node.wait() for node in nodes] == [1, 1]  # torchrun's code for a signal
+    assert nodes[0].out.splitlines()[0] == "global batch 10 = 4 processes, 2 or 3 each"
+    stopped = read_lines(folder / "metrics.jsonl")[-1]
+    assert (stopped["event"], stopped["status"]) == ("end", "stopped") and 3 <= stopped["steps"] < 20
+    pace.set(0.0)
+    nodes = start()
     assert [node.wait() for node in nodes] == [0, 0], nodes[0].err + nodes[1].err
-    assert nodes[0].out.splitlines()[0] == "global batch 9 = 4 processes, 2 or 3 each"
-    check_exact(tmp_path / "runs" / "run", 2, 33)
+    assert [line["step"] for line in starts(folder)] == [0, stopped["steps"]]
+    check_exact(folder, 2, 100)
 
 
-@pytest.mark.soak
 def test_elastic_goes_on_with_the_survivor_and_takes_the_other_back(hosts, picture_shards, tmp_path):
     picture_shards([40, 33, 27])
     pace, folder = Pace(tmp_path), tmp_path / "runs" / "run"

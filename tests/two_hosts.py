@@ -20,6 +20,7 @@ from pathlib import Path
 from commands import ROOT, Command
 
 ENTER = ["-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])", "ip", "netns", "exec"]
+PREFIX, FILES = "shardline", Path("/etc/netns")  # `ip netns exec` lays a folder of these over /etc
 NAMES, ADDRESSES = ("one", "two"), ("10.77.0.1", "10.77.0.2")
 
 
@@ -32,20 +33,55 @@ def ip(*words):
     return subprocess.run(["ip", *map(str, words)], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
+def remove(namespace: str) -> None:
+    """End all processes of a host, and the host."""
+    files = FILES / namespace
+    shutil.rmtree(files, ignore_errors=True)
+    if FILES.is_dir() and not any(FILES.iterdir()):
+        FILES.rmdir()
+    if namespace in namespaces():
+        kill_all(namespace)
+        ip("netns", "del", namespace)
+
+
+def remove_stale() -> None:
+    """Remove the hosts of tests that were killed before they could do it."""
+    for namespace in namespaces():
+        prefix, _, rest = namespace.partition("-")
+        owner = rest.partition("-")[0]
+        if prefix == PREFIX and owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            remove(namespace)
+
+
+def namespaces() -> list[str]:
+    return [row.split()[0] for row in ip("netns", "list").splitlines()]
+
+
+def kill_all(namespace: str) -> None:
+    """SIGKILL to every process at once. Its kernel lives, so the other host is told that connections are closed."""
+    while pids := ip("netns", "pids", namespace).split():
+        for pid in map(int, pids):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.05)
+
+
 class Host:
     """One of the two machines."""
 
     def __init__(self, number: int, folder: Path) -> None:
         self.name, self.address, self.folder = NAMES[number], ADDRESSES[number], folder
-        self.namespace = f"shardline-{os.getpid()}-{self.name}"
-        self.files = Path("/etc/netns") / self.namespace  # `ip netns exec` lays them over those of /etc
+        self.namespace = f"{PREFIX}-{os.getpid()}-{self.name}"
 
     def set_up(self) -> None:
         ip("netns", "add", self.namespace)
-        self.files.mkdir(parents=True)
+        files = FILES / self.namespace
+        files.mkdir(parents=True)
         others = [f"{address} {name}.lan {name if name != self.name else ''}" for name, address in zip(NAMES, ADDRESSES, strict=True)]
-        (self.files / "hosts").write_text("\n".join(["127.0.0.1 localhost", f"127.0.1.1 {self.name}", *others, ""]))
-        (self.files / "nsswitch.conf").write_text("hosts: files\n")  # no name server can be reached from here
+        (files / "hosts").write_text("\n".join(["127.0.0.1 localhost", f"127.0.1.1 {self.name}", *others, ""]))
+        (files / "nsswitch.conf").write_text("hosts: files\n")  # no name server can be reached from here
 
     def connect(self) -> None:
         ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
@@ -58,23 +94,8 @@ class Host:
         return Command(self.folder, words, program=[*ENTER, self.namespace, *inside, *program], env=env)
 
     def die(self) -> None:
-        """SIGKILL to every process at once. Its kernel lives, so the other host is told that connections are closed."""
-        while pids := ip("netns", "pids", self.namespace).split():
-            for pid in map(int, pids):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            time.sleep(0.05)
-
-    def remove(self) -> None:
-        """Leave nothing behind, however far `set_up` came."""
-        shutil.rmtree(self.files, ignore_errors=True)
-        if self.files.parent.is_dir() and not any(self.files.parent.iterdir()):
-            self.files.parent.rmdir()
-        if self.namespace in [row.split()[0] for row in ip("netns", "list").splitlines()]:
-            self.die()
-            ip("netns", "del", self.namespace)
+        """End all that runs on this machine."""
+        kill_all(self.namespace)
 
 
 @contextmanager
@@ -87,6 +108,7 @@ def two_hosts(folder: Path) -> Iterator[list[Host]]:
     pair = [Host(number, folder) for number in range(2)]
     try:
         try:
+            remove_stale()
             for host in pair:
                 host.set_up()
             ip("link", "add", "eth0", "netns", pair[0].namespace, "type", "veth", "peer", "name", "eth0", "netns", pair[1].namespace)
@@ -97,4 +119,4 @@ def two_hosts(folder: Path) -> Iterator[list[Host]]:
         yield pair
     finally:
         for host in pair:
-            host.remove()
+            remove(host.namespace)
