@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any, cast
 
 import numpy as np
@@ -52,6 +55,24 @@ def init_worker(worker: int) -> None:
     """A worker leaves signals to its rank: it ends when the rank closes it or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def end_workers(workers: Sequence[BaseProcess]) -> None:
+    """End workers that are still there when their iterator is gone, or when the program ends while it is held.
+
+    Without it the end of the program waits for ever: multiprocessing sends them SIGTERM, which they ignore, and joins them.
+    """
+    alive = [worker for worker in workers if worker.is_alive()]
+    if not alive:
+        return
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if in_main else None  # torch's handler would raise that one was killed
+    for worker in alive:
+        worker.kill()
+    for worker in alive:
+        worker.join()
+    if before is not None:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def as_is(batch: Batch) -> Batch:
@@ -118,7 +139,10 @@ class Loader:
         loader: DataLoader = DataLoader(
             self._pipeline(), batch_size=None, collate_fn=cast(Any, as_is), worker_init_fn=init_worker, **self._loading
         )
-        for batch in loader:
+        batches = iter(loader)
+        if workers := getattr(batches, "_workers", None):
+            Finalize(batches, end_workers, (list(workers),), exitpriority=10)
+        for batch in batches:
             if batch["step"] != self._step:
                 raise LoaderError(f"step {self._step} never came from its worker, step {batch['step']} did: see what the workers said")
             # handed over is consumed: a state taken in the loop's body includes this batch
