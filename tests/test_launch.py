@@ -151,6 +151,7 @@ def test_a_rank_that_raises_is_told_once(start, steady, tmp_path):
     assert command.err.count("Traceback") == command.err.count("boom\")") == 1
 
 
+@pytest.mark.full
 def test_a_full_disk_is_one_line(start, steady, tmp_path):
     full = 'OSError(28, "No space left on device; mend that, then go on with --resume auto", "runs/run/metrics.jsonl")'
     command = start(steady, program=faulty(tmp_path, full))
