@@ -180,3 +180,13 @@ def test_a_recipe_trains(train, tmp_path):
     folder = train("-c", tmp_path / "r.yaml", "--lr", 0.2)
     assert rates(folder) == [0.2] * 6
     assert last(folder)["stream"]["shuffle"] is False
+
+
+def test_a_step_may_hold_several_epochs(train, tmp_path):
+    folder = train("-b", 60, "--epochs", 5, "--val-data", tmp_path / "train", "--log-interval", 1)
+    lines = read_lines(folder / "metrics.jsonl")
+    epochs = [(line["epoch"], line["step"], line["samples"]) for line in lines if line["event"] == "epoch"]
+    assert epochs == [(0, 1, 24), (1, 1, 24), (2, 2, 24), (3, 2, 24), (4, 2, 24)]
+    assert [(line["epoch"], line["step"], line["num_samples"]) for line in lines if line["event"] == "eval"] == [(1, 1, 24), (4, 2, 24)]
+    times = [(line["data_time"], line["step_time"]) for line in lines if line["event"] == "train"]
+    assert all(0 < waited <= took < 100 for waited, took in times)  # seconds of a step
