@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import re
 import resource
 import zipfile
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -144,18 +146,18 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path):
         assert "\n" not in str(refused.value)
 
 
-@pytest.fixture
-def little_room():
-    """No file may grow past 4,000 bytes; the same error path as a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+def files_stay_small():
+    """No file of this process may grow past 4,000 bytes; the same error path as a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
 
 
-def test_a_full_disk_changes_nothing_and_is_named(folder, little_room):
-    with pytest.raises(OSError) as refused:
-        checkpoint.save(folder, content(2), best=True)
+def test_a_full_disk_changes_nothing_and_is_named(folder):
+    # In a process of its own: the limit would also end the test's own output.
+    with (
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"), initializer=files_stay_small) as writer,
+        pytest.raises(OSError) as refused,
+    ):
+        writer.submit(checkpoint.save, folder, content(2), best=True).result()
     assert refused.value.filename == str(folder)
     assert refused.value.strerror == (
         "no checkpoint could be written (File too large); the one before it is whole: make room, then go on with --resume auto"
