@@ -6,13 +6,16 @@ Invariant: two runs never share a folder; a run that goes on stays in its own.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import json
 import os
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -23,6 +26,9 @@ from . import checkpoint
 from .metrics import cut_back
 
 MANIFEST, VAL_MANIFEST = "shards.tsv", "val_shards.tsv"
+LOCK = "lock"  # held by the rank 0 that writes into the folder
+LOCK_SECONDS = 20.0  # the processes of a killed run are gone within 15
+_held: dict[Path, TextIO] = {}
 
 
 def create_folder(output: Path, name: str | None, model: str) -> Path:
@@ -79,6 +85,7 @@ def open_folder(
     Writes what the run is made of: args.yaml, shards.tsv and val_shards.tsv (path, samples, bytes of each shard, in order).
     """
     folder = folder or create_folder(output, name, model)
+    hold(folder)
     checkpoint.sweep(folder / "checkpoints")
     if gone_on_from is not None and folder_of(gone_on_from) == folder.absolute():
         checkpoint.make_last(gone_on_from)
@@ -88,6 +95,32 @@ def open_folder(
         (folder / listing).write_bytes(text.encode("utf-8", "surrogateescape"))
     (folder / "args.yaml").write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
     return folder
+
+
+def hold(folder: Path, seconds: float = LOCK_SECONDS) -> None:
+    """Make this process the only one that writes into a run folder, until it ends. Raises ValueError where another one still
+    does after `seconds`."""
+    if folder in _held:
+        _held.pop(folder).close()
+    file = open(folder / LOCK, "a+", encoding="utf-8")  # kept open: closing it gives the lock up
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # POSIX's lock: forked loader workers don't inherit it
+            break
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                break  # a file system without locks
+        if time.monotonic() > deadline:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise ValueError(f"{folder}: another run trains in it ({holder}): wait for its end, or give another --name")
+        time.sleep(0.2)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    _held[folder] = file
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +54,29 @@ def test_of_two_runs_of_one_name_one_is_told(tmp_path):
     assert (refused.value.filename, refused.value.strerror) == (
         str(tmp_path / "first"), "another run has just made it; give another --name",
     )  # fmt: skip
+
+
+def test_a_second_run_in_a_folder_waits_for_the_first_then_is_told(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ready, leave = context.Event(), context.Event()
+
+    def first():
+        runs.hold(tmp_path)
+        ready.set()
+        leave.wait()
+
+    process = context.Process(target=first)
+    process.start()
+    assert ready.wait(30)
+    with pytest.raises(ValueError) as refused:
+        runs.hold(tmp_path, seconds=0.3)
+    assert str(refused.value) == (
+        f"{tmp_path}: another run trains in it (process {process.pid} on {socket.gethostname()}): wait for its end, or give another --name"
+    )
+    threading.Timer(0.5, leave.set).start()
+    runs.hold(tmp_path, seconds=30)
+    process.join()
+    assert (tmp_path / "lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp/x"])
