@@ -217,6 +217,7 @@ def test_a_killed_loader_worker_is_one_line(start, steady, tmp_path):
     since = time.monotonic()
     assert command.wait() == 1
     command.wait_until_gone(max(1.0, BOUND - (time.monotonic() - since)))
+    assert command.err.count("\n") == 1, command.err
     (line,) = command.err.splitlines()
     assert line.startswith(f"run.py: error: DataLoader worker (pid{'(s)' if '(s)' in line else ''} {worker}) ")  # torch has two texts
     assert line.endswith(": it may have run out of memory (see dmesg); fewer --workers need less")
