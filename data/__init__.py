@@ -15,7 +15,8 @@
 | 1-4   | pipeline.py (stages.py)          | all of the above                        | the wds.DataPipeline, and `build_loader`      |
 
 Read shards.py, plan.py and pipeline.py, in this order. writer.py goes the other way, samples to shards, with what
-scripts/make_shards.py needs: sources.py, readers.py, tables.py, packing.py, pictures.py, making.py, output.py.
+scripts/make_shards.py needs: sources.py, readers.py, tables.py, packing.py, pictures.py, making.py, output.py. Shards are looked
+through by checking.py (one shard), verdict.py (a set of them), telling.py (in words), mending.py (good samples into clean shards).
 A batch is a dict: "image" uint8 (n, 3, H, W), "label" int64 (n,), "valid" bool (n,), "epoch" and "sample" int64 (n,) (which
 epoch, and which sample of it in index order), and "ids" (shard file name, index, key) per slot, "step", "epoch_end", "errors" and
 "error_slots" (where they stand);

@@ -45,14 +45,7 @@ def load_index(tar_path: str, cut: str = "", name: str = "", rebuild: bool = Fal
     Raises ShardError for what is no tar.
     """
     name = name or tar_path
-    try:
-        with open(tar_path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not status.st_size:
-                raise ShardError(f"{name}: {cut or 'empty (0 bytes)'}: no tar in it; download or make it again")
-            buf = mmap(file.fileno(), 0, access=ACCESS_READ)
-    except OSError as error:
-        raise ShardError(f"{name}: can't be read: {error.strerror}") from None
+    buf, status = map_tar(tar_path, cut, name)
     with buf:
         beside = tar_path + ".idx"
         index_path = beside if is_writable(os.path.dirname(os.path.abspath(beside))) else ""
@@ -65,10 +58,24 @@ def load_index(tar_path: str, cut: str = "", name: str = "", rebuild: bool = Fal
     return IndexInfo(index_path, len(offsets) - 1, damage, True)
 
 
-def build_index(tar_path: str) -> tuple[np.ndarray, str | None]:
-    """Walk a whole tar -> (offsets, damage). Raises ShardError for what is no tar."""
-    with open(tar_path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as buf:
-        return _build(buf, "", tar_path)
+def map_tar(tar_path: str, cut: str = "", name: str = "") -> tuple[mmap, os.stat_result]:
+    """The bytes of a tar, mapped, and its status. Raises ShardError where there are none."""
+    name = name or tar_path
+    try:
+        with open(tar_path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not status.st_size:
+                raise ShardError(f"{name}: {cut or 'empty (0 bytes)'}: no tar in it; download or make it again")
+            return mmap(file.fileno(), 0, access=ACCESS_READ), status
+    except OSError as error:
+        raise ShardError(f"{name}: can't be read: {error.strerror}") from None
+
+
+def build_index(tar_path: str, cut: str = "", name: str = "") -> tuple[np.ndarray, str | None]:
+    """Walk a whole tar -> (offsets, damage). `cut` and `name` as in `load_index`. Raises ShardError for what is no tar."""
+    name = name or tar_path
+    with map_tar(tar_path, cut, name)[0] as buf:
+        return _build(buf, cut, name)
 
 
 def write_index(index_path: str, offsets: np.ndarray, mtime_ns: int) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from .decoders import IMAGE_FIELDS, open_picture
 from .errors import DataError, ShardError
 from .labels import list_fields, read_label
-from .shards import Shard, _create_pool, describe_empty
+from .shards import Shard, create_pool, describe_empty
 from .tar import TarDamage, split_name, walk_raw
 
 # From here on a stored integer is a damaged label, not a class: one of them must not make a model of a billion outputs.
@@ -115,7 +115,7 @@ def count_labels(shards: Sequence[Shard], source: str, num_workers: int | None =
     count = partial(_count_in_shard, source)
     if num_workers < 2 or sum(shard.num_samples for shard in shards) < _PARALLEL_FROM:
         return _add_counts(map(count, shards), source)
-    pool = _create_pool(num_workers)
+    pool = create_pool(num_workers)
     try:
         return _add_counts(pool.map(count, shards, chunksize=max(1, len(shards) // (8 * num_workers))), source)
     finally:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -62,12 +62,13 @@ def index_shards(
     from tqdm import tqdm
 
     with tqdm(total=len(paths), desc="indexing shards", unit="shard", delay=2, disable=not progress, leave=False) as bar:
-        for result in _index_all(paths, num_workers or _num_cores(), rebuild):
+        for result in _index_all(paths, num_workers or num_cores(), rebuild):
             bar.update()
             yield result
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -84,7 +85,7 @@ def _index_all(paths: Sequence[str], num_workers: int, rebuild: bool) -> Iterato
         return
     chunk = max(1, min(num_done // 3, len(rest) // (4 * num_workers), 100))  # about a tenth of a second's work
     not_ours = set(multiprocessing.active_children())
-    pool = _create_pool(min(num_workers, len(rest)))
+    pool = create_pool(min(num_workers, len(rest)))
     try:
         # not pool.map: it cancels what is left when it is given up, and that trips over workers that are ended at the same time
         for future in [pool.submit(_index_some, rest[i : i + chunk], rebuild) for i in range(0, len(rest), chunk)]:
@@ -99,7 +100,24 @@ def _index_all(paths: Sequence[str], num_workers: int, rebuild: bool) -> Iterato
         pool.shutdown(cancel_futures=True)
 
 
-def _create_pool(num_workers: int) -> Executor:
+def map_processes(work: Callable[..., Any], num_workers: int | None, *arguments: Sequence[Any]) -> Iterator[Any]:
+    """`map` over processes, one for each core at most; in this process where there is only one thing to do. Raises ShardError."""
+    num_workers = min(len(arguments[0]), num_workers or num_cores())
+    if num_workers < 2:
+        yield from map(work, *arguments)
+        return
+    pool = create_pool(num_workers)
+    try:
+        # submitted one by one: what is left is cancelled when the caller stops early
+        for future in [pool.submit(work, *one) for one in zip(*arguments, strict=True)]:
+            yield future.result()
+    except BrokenProcessPool:
+        raise ShardError("a process was killed (out of memory?); try again with fewer workers (-j)") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def create_pool(num_workers: int) -> Executor:
     """Forked processes: walking a tar holds the GIL, and a spawned one would run the user's script again. Threads where none can be."""
     if "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon:
         return ProcessPoolExecutor(num_workers, multiprocessing.get_context("fork"), initializer=_follow_parent)
