@@ -69,9 +69,10 @@ class FieldSizes:
 class ShardCheck:
     """What was found in the shard at `path`.
 
-    error: why it can't be used at all; damage: what of it is lost. index: "fits", "stale" or "absent". sha256: of the file, where it was
-    asked for. tar_path, offsets: as `Shard` and its index have them. field_sets: which fields samples have together -> how many do, and the first such sample. bad: the first MAX_LISTED of
-    `bad_indexes`. key_hashes, content_hashes: uint64 (N,); a content hash of 0 means none.
+    error: why it can't be used at all; damage: what of it is lost. index: "fits", "stale" or "absent". sha256: of the file, where it
+    was asked for. tar_path, offsets: as `Shard` and its index have them. field_sets: which fields samples have together -> how many
+    do, and the first such sample. bad: the first MAX_LISTED of `bad_indexes`. key_hashes, content_hashes: uint64 (N,); a content
+    hash of 0 means none.
     """
 
     path: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from .checking import ShardCheck, list_fields_at
 from .errors import ShardError

@@ -165,7 +165,7 @@ def _sizes_json(sizes: FieldSizes) -> dict[str, int]:
 
 
 def _places_json(verdict: Verdict, groups: Iterable[Sequence[Any]]) -> list[list[dict[str, Any]]]:
-    return [[{"shard": verdict.checks[place.shard].path, "index": place.index} for place in group] for group in groups]
+    return [[{"shard": verdict.checks[place.shard].path, "index": place.sample} for place in group] for group in groups]
 
 
 def _shard_json(check: ShardCheck, kinds: list[str]) -> dict[str, Any]:

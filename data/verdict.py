@@ -39,7 +39,7 @@ class Place(NamedTuple):
     """A sample: the number of its shard in the set, and its index in it."""
 
     shard: int
-    index: int
+    sample: int
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ def find_overlap(train: Verdict, val: Verdict) -> None:
 def describe(verdict: Verdict, place: Place) -> str:
     """`shard sample N (key)`, for a message."""
     check = verdict.checks[place.shard]
-    return printable(f"{check.name} sample {place.index} ({_read_key(check, place.index)})")
+    return printable(f"{check.name} sample {place.sample} ({_read_key(check, place.sample)})")
 
 
 def _judge_shard(verdict: Verdict, check: ShardCheck, entry: dict[str, Any] | None) -> None:

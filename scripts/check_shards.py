@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/
 
 from data.checking import Look, check_all  # noqa: E402
 from data.classes import read_classes  # noqa: E402
-from data.errors import ShardError, printable  # noqa: E402
+from data.errors import ShardError  # noqa: E402
 from data.labels import LabelMap, check_source  # noqa: E402
 from data.mending import check_target, mend  # noqa: E402
 from data.shards import expand, map_processes, read_dataset_json  # noqa: E402
@@ -73,7 +73,7 @@ def run(
     if json_file is not None:
         open(json_file, "a").close()  # before the work, not after it
     names = None if classes is None else read_classes(classes)
-    settings = {"label": label, "names": names, "decode": decode, "workers": workers}
+    settings: dict[str, Any] = {"label": label, "names": names, "decode": decode, "workers": workers}
     train, train_names = check_set(expand(patterns), **settings)
     sets = {"": train}
     if val is not None:
@@ -131,7 +131,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "shards: {000..099}, {a,b}, globs, folders, .txt lists, a::b (quote them)"
     parser.add_argument("patterns", nargs="+", metavar="PATTERN", help=text)
     parser.add_argument("--val", nargs="+", metavar="PATTERN", help="a second set, whose samples must not be in the first")
-    parser.add_argument("--label", type=label_source, metavar="FIELD", help="where the label is: cls, txt, json:dotted.path (default: cls, where there is one)")
+    text = "where the label is: cls, txt, json:dotted.path (default: cls, where there is one)"
+    parser.add_argument("--label", type=label_source, metavar="FIELD", help=text)
     parser.add_argument("--classes", metavar="FILE", help="class names (default: those of dataset.json beside the shards)")
     parser.add_argument("--decode", action="store_true", help="decode every picture, JSON, text and array, not only headers")
     parser.add_argument("--json", dest="json_file", metavar="FILE", help="write everything that was found to FILE, too")

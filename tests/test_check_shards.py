@@ -240,7 +240,8 @@ def test_copies_and_overlap(folder: Path, tmp_path: Path, check: Check) -> None:
     val = write(tmp_path / "val" / "0.tar", ("other", sample(7)[1]), sample(100), ("s001", sample(101)[1]))
     code, out = check(folder, "--val", val)
     assert code == 1
-    assert problems(out) == ["overlap: 1 of its 3 samples has the content of a training sample: 0.tar sample 0 (other) = 000.tar sample 7 (s007)"]
+    pair = "0.tar sample 0 (other) = 000.tar sample 7 (s007)"
+    assert problems(out) == [f"overlap: 1 of its 3 samples has the content of a training sample: {pair}"]
     assert "1 of its 3 samples has the key of a training sample: 0.tar sample 2 (s001) = 000.tar sample 1 (s001)" in notes(out)
     assert "== training set ==" in out and "== validation set ==" in out
     assert check(folder, "--val", write(tmp_path / "val" / "1.tar", sample(200)))[0] == 0
