@@ -1,6 +1,6 @@
 """A network of a few thousand parameters that learns small pictures on a CPU in seconds.
 
-in: num_classes  ->  out: an nn.Module, (n, 3, H, W) of any H, W from 8 up -> (n, num_classes)
+in: num_classes  ->  out: an nn.Module, (n, 3, H, W) or clips (n, 3, T, H, W) of any H, W from 8 up -> (n, num_classes)
 Invariant: it has what a real network has that can go wrong (batch norm, dropout, biases), so tests run on it.
 """
 
@@ -28,4 +28,9 @@ class Tiny(nn.Module):
         self.head = nn.Linear(channels * 16, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.dropout(self.pool(self.features(images)).flatten(1)))
+        if images.ndim == 5:  # a clip counts as the mean of its frames
+            frames = images.transpose(1, 2)
+            means = self.pool(self.features(frames.flatten(0, 1))).flatten(1).unflatten(0, frames.shape[:2]).mean(1)
+        else:
+            means = self.pool(self.features(images)).flatten(1)
+        return self.head(self.dropout(means))

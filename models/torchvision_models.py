@@ -1,6 +1,6 @@
 """torchvision's classification models by their names, without weights.
 
-in: a name of the table, num_classes, img_size  ->  out: an nn.Module, (n, 3, img_size, img_size) -> (n, num_classes)
+in: a name of a table, num_classes, img_size  ->  out: an nn.Module, (n, 3, img_size, img_size), or a clip of such -> (n, num_classes)
 Invariant: the forward gives one tensor, in training too. torchvision is imported only when one of its models is built;
 the table is written out, so that asking which models exist costs nothing.
 """
@@ -95,6 +95,19 @@ TORCHVISION_MODELS: dict[str, str] = {
     "wide_resnet50_2": "wide_resnet50_2",
 }
 
+# The same for models of clips (n, 3, T, H, W), in torchvision.models.video.
+TORCHVISION_VIDEO_MODELS: dict[str, str] = {
+    "mc3_18": "mc3_18",
+    "mvit_v1_b": "mvit_v1_b",
+    "mvit_v2_s": "mvit_v2_s",
+    "r2plus1d_18": "r2plus1d_18",
+    "r3d_18": "r3d_18",
+    "s3d": "s3d",
+    "swin3d_b": "swin3d_b",
+    "swin3d_s": "swin3d_s",
+    "swin3d_t": "swin3d_t",
+}
+
 # Constructors whose weights depend on the picture's size, and the keyword that says it.
 _SIZE_KEYWORD = {
     "maxvit_t": "input_size",
@@ -111,14 +124,24 @@ _NO_AUXILIARY_HEADS = {
 }
 
 
-def create_torchvision_model(name: str, num_classes: int, img_size: int | None = None) -> nn.Module:
-    """Build the model with random weights; `img_size` matters to vit_* and maxvit_t only (their default is 224)."""
+def create_torchvision_model(name: str, num_classes: int, img_size: int | None = None, **options: Any) -> nn.Module:
+    """Build the model with random weights; `img_size` matters to vit_* and maxvit_t only (their default is 224). options: other
+    keywords of its constructor."""
     import torchvision.models
 
-    keywords: dict[str, Any] = dict(_NO_AUXILIARY_HEADS.get(name, {}))
+    keywords: dict[str, Any] = dict(_NO_AUXILIARY_HEADS.get(name, {}), **options)
     if img_size is not None and name in _SIZE_KEYWORD:
         keyword = _SIZE_KEYWORD[name]
         keywords[keyword] = (img_size, img_size) if keyword == "input_size" else img_size
     constructor = getattr(torchvision.models, TORCHVISION_MODELS[name])
     model: nn.Module = constructor(weights=None, num_classes=num_classes, **keywords)
+    return model
+
+
+def create_torchvision_video_model(name: str, num_classes: int, **options: Any) -> nn.Module:
+    """Build the model of clips with random weights. (mvit_* and swin3d_* are made for 224 pixels, mvit_* for 16 frames.)"""
+    import torchvision.models.video
+
+    constructor = getattr(torchvision.models.video, TORCHVISION_VIDEO_MODELS[name])
+    model: nn.Module = constructor(weights=None, num_classes=num_classes, **options)
     return model

@@ -11,8 +11,8 @@ import torch
 import torchvision
 from torch import nn
 
-from models import MODELS, check_model, create_model, model_names
-from models.torchvision_models import TORCHVISION_MODELS
+from models import MODELS, VIDEO_MODELS, check_model, create_model, model_names
+from models.torchvision_models import TORCHVISION_MODELS, TORCHVISION_VIDEO_MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,8 +25,10 @@ def test_the_table_is_what_torchvision_has() -> None:
     names = torchvision.models.list_models(module=torchvision.models)
     assert sorted(TORCHVISION_MODELS) == names
     assert TORCHVISION_MODELS == {name: torchvision.models.get_model_builder(name).__name__ for name in names}
-    assert not set(TORCHVISION_MODELS) & set(MODELS)
-    assert model_names() == sorted([*names, *MODELS])
+    clips = torchvision.models.list_models(module=torchvision.models.video)
+    assert sorted(TORCHVISION_VIDEO_MODELS) == clips
+    assert model_names() == sorted([*names, *clips, *MODELS, *VIDEO_MODELS])
+    assert len(model_names()) == len(set(model_names()))
 
 
 @pytest.mark.parametrize(("name", "size"), [("tiny", 8), ("tiny", 32), ("tiny", 57), ("tiny", 224), ("resnet20", 9), ("resnet20", 32)])
@@ -82,10 +84,58 @@ def test_one_model_of_each_kind_can_train_at_224(name: str) -> None:
     check_model(name, 3, 224, 2)
 
 
+@pytest.mark.parametrize("name", ["mc3_18", "mvit_v2_s", "s3d", "slowfast_8x8_r50", "tiny"])
+def test_one_model_of_clips_of_each_kind_can_train_at_224(name: str) -> None:
+    check_model(name, 3, 224, 2, 16)
+
+
 @pytest.mark.full
 def test_every_model_can_train_at_224() -> None:
     for name in model_names():
-        check_model(name, 3, 224, 2)
+        if name in TORCHVISION_MODELS or name in MODELS:
+            check_model(name, 3, 224, 2)
+        else:
+            check_model(name, 3, 224, 2, 16)
+
+
+def test_tiny_counts_a_clip_as_the_mean_of_its_frames() -> None:
+    model = create_model("tiny", 3).eval()
+    pictures = torch.randn(2, 3, 16, 16)
+    still = pictures.unsqueeze(2).expand(2, 3, 4, 16, 16)
+    assert torch.allclose(model(still), model(pictures), atol=1e-6)
+    moving = torch.randn(2, 3, 4, 16, 16)
+    frames = torch.stack([model(moving[:, :, t]) for t in range(4)])
+    assert torch.allclose(model(moving), frames.mean(0), atol=1e-6)  # the head is linear
+
+
+def test_pictures_and_clips_are_not_mixed_up() -> None:
+    with pytest.raises(ValueError, match=r"^--model slowfast_8x8_r50 takes clips, and the task gives pictures: give --task video-cl"):
+        check_model("slowfast_8x8_r50", 3, 224, 2)
+    with pytest.raises(ValueError, match=r"^--model resnet18 takes pictures, and the task gives clips: give a model of clips"):
+        check_model("resnet18", 3, 224, 2, 16)
+    with pytest.raises(ValueError, match=r"can't train on batches of 2 clips of 12 pictures of 64x64 per process: .*multiples of alpha=8"):
+        check_model("slowfast_8x8_r50", 3, 64, 2, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("tiny", {"depth": 3}, "unexpected keyword argument 'depth'"),
+        ("resnet18", {"depth": 3}, "unexpected keyword argument 'depth'"),
+        ("r3d_18", {"depth": 3}, "unexpected keyword argument 'depth'"),
+        ("slowfast_8x8_r50", {"depth": 3}, "unexpected keyword argument 'depth'"),
+        ("slowfast_8x8_r50", {"blocks": [1, 1]}, "there are four stages"),
+    ],
+)
+def test_options_that_a_model_has_not_are_refused(name: str, options: dict, reason: str) -> None:
+    frames = 16 if name in ("r3d_18", "slowfast_8x8_r50") else None
+    with pytest.raises(ValueError, match=f"^--model-kwargs {next(iter(options))}: {name} refuses them: .*{reason}"):
+        check_model(name, 3, 64, 2, frames, options)
+
+
+def test_options_reach_torchvisions_constructors() -> None:
+    wide = create_model("resnet50", 2, options={"width_per_group": 128}).get_submodule("layer1.0.conv1")
+    assert isinstance(wide, nn.Conv2d) and wide.out_channels == 128
 
 
 def test_a_vision_transformer_takes_the_size_it_is_given() -> None:
