@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,30 @@ def end_workers(workers: Sequence[BaseProcess]) -> None:
         worker.join()
     if before is not None:
         signal.signal(signal.SIGCHLD, before)
+
+
+def received(batches: Iterator[Batch], workers: Sequence[BaseProcess]) -> Iterator[Batch]:
+    """The batches as they come; raises LoaderError where a worker was killed while it handed one over.
+
+    torch notices a dead worker only while it waits; in the middle of a transfer a broken connection is all that is seen.
+    """
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except (ConnectionError, EOFError, FileNotFoundError):
+            end = time.monotonic() + 1  # its connections break before its death is known
+            while all(worker.is_alive() for worker in workers) and time.monotonic() < end:
+                time.sleep(0.01)
+            dead = [worker.pid for worker in workers if not worker.is_alive()]
+            if not dead:
+                raise
+            raise LoaderError(
+                f"DataLoader worker (pid {dead[0]}) was killed while it handed over a batch: "
+                "it may have run out of memory (see dmesg); fewer --workers need less"
+            ) from None
+        yield batch
 
 
 def as_is(batch: Batch) -> Batch:
@@ -142,7 +167,7 @@ class Loader:
         batches = iter(loader)
         if workers := getattr(batches, "_workers", None):
             Finalize(batches, end_workers, (list(workers),), exitpriority=10)
-        for batch in batches:
+        for batch in received(batches, workers or []):
             if batch["step"] != self._step:
                 raise LoaderError(f"step {self._step} never came from its worker, step {batch['step']} did: see what the workers said")
             # handed over is consumed: a state taken in the loop's body includes this batch

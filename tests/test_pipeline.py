@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import pytest
 import torch
 
 from data import LoaderError, Plan, StaleIndexError, build_loader, load_shards
+from data.pipeline import received
 from data.stages import ReadSamples
 
 SIZES = (7, 5, 3, 1, 0, 41)
@@ -210,6 +215,26 @@ def test_a_batch_that_is_lost_on_the_way_stops_the_run(picture_shards, monkeypat
         read(paths)
     with pytest.raises(LoaderError, match="the workers ended 1 steps early"):
         read(paths, batch_size=45)  # 4 steps: the last is lost
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_transfer_is_named():
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    worker.start()
+
+    def batches():
+        yield {"step": 0}
+        assert worker.pid
+        os.kill(worker.pid, signal.SIGKILL)
+        raise ConnectionResetError(104, "Connection reset by peer")  # what the end of its socket gives
+
+    taken = received(batches(), [worker])
+    assert next(taken) == {"step": 0}
+    with pytest.raises(LoaderError) as stopped:
+        next(taken)
+    assert str(stopped.value) == (
+        f"DataLoader worker (pid {worker.pid}) was killed while it handed over a batch: "
+        "it may have run out of memory (see dmesg); fewer --workers need less"
+    )
 
 
 def test_full_shared_memory_is_one_line(picture_shards, monkeypatch):
