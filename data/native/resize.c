@@ -1,0 +1,161 @@
+/* Antialiased bilinear resize in fixed point, to the very bytes that PIL's Image.resize(box=...) gives: a triangle as wide as the scale,
+   weights in 22 bits, each of the two passes rounded to 8 bits. Pixels are four bytes, the fourth without meaning. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "native.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define HAVE_AVX2 __builtin_cpu_supports("avx2")
+#else
+#define HAVE_AVX2 0
+#endif
+
+#define BITS 22
+#define HALF (1 << (BITS - 1))
+
+int filter_make(Filter *filter, int in_size, float start, float end, int out_size) {
+    double scale = (double)(end - start) / out_size, support = scale < 1.0 ? 1.0 : scale, inverse = 1.0 / support;
+    int most = (int)ceil(support) * 2 + 1, stride = (most + 1) & ~1;
+    filter->length = out_size;
+    filter->stride = stride;
+    filter->first = malloc(sizeof(int32_t) * (size_t)out_size * 2);
+    filter->weights = calloc((size_t)out_size * (size_t)stride, sizeof(int32_t));
+    double *row = malloc(sizeof(double) * (size_t)stride);
+    filter->low = in_size;
+    filter->high = 0;
+    if (filter->first && filter->weights && row) {
+        filter->taps = filter->first + out_size;
+        for (int i = 0; i < out_size; i++) {
+            double center = start + (i + 0.5) * scale, sum = 0.0;
+            int low = (int)(center - support + 0.5), high = (int)(center + support + 0.5);
+            low = low < 0 ? 0 : low;
+            high = (high > in_size ? in_size : high) - low;
+            if (high > most || high < 1) break; /* can't be: a guard for what follows */
+            for (int k = 0; k < high; k++) {
+                double x = fabs((k + low - center + 0.5) * inverse);
+                row[k] = x < 1.0 ? 1.0 - x : 0.0;
+                sum += row[k];
+            }
+            for (int k = 0; k < high; k++) {
+                double weight = sum != 0.0 ? row[k] / sum : row[k];
+                filter->weights[(size_t)i * (size_t)stride + (size_t)k] = (int32_t)(0.5 + weight * (1 << BITS));
+            }
+            while (high > 1 && filter->weights[(size_t)i * (size_t)stride + (size_t)high - 1] == 0) high--;
+            filter->first[i] = low;
+            filter->taps[i] = high;
+            filter->low = low < filter->low ? low : filter->low;
+            filter->high = low + high > filter->high ? low + high : filter->high;
+            if (i == out_size - 1) {
+                free(row);
+                return DONE;
+            }
+        }
+    }
+    free(row);
+    filter_free(filter);
+    return NO_MEMORY;
+}
+
+void filter_free(Filter *filter) {
+    free(filter->first);
+    free(filter->weights);
+    memset(filter, 0, sizeof *filter);
+}
+
+static uint8_t rounded(int32_t sum) {
+    int32_t value = sum >> BITS;
+    return (uint8_t)(value > 255 ? 255 : value);
+}
+
+static void row_plain(const Filter *filter, const uint8_t *in, uint8_t *out) {
+    for (int i = 0; i < filter->length; i++) {
+        const int32_t *weights = filter->weights + (size_t)i * (size_t)filter->stride;
+        const uint8_t *from = in + 4 * (size_t)(filter->first[i] - filter->low);
+        int32_t a = HALF, b = HALF, c = HALF;
+        for (int k = 0; k < filter->taps[i]; k++, from += 4) {
+            a += weights[k] * from[0];
+            b += weights[k] * from[1];
+            c += weights[k] * from[2];
+        }
+        out[4 * i] = rounded(a);
+        out[4 * i + 1] = rounded(b);
+        out[4 * i + 2] = rounded(c);
+        out[4 * i + 3] = 0;
+    }
+}
+
+static void column_plain(const int32_t *weights, int taps, const uint8_t *rows, size_t pitch, size_t from, size_t bytes, uint8_t *out) {
+    for (size_t x = from; x < bytes; x++) {
+        int32_t sum = HALF;
+        for (int k = 0; k < taps; k++) sum += weights[k] * rows[(size_t)k * pitch + x];
+        out[x] = rounded(sum);
+    }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+/* Two taps a step: eight bytes are two pixels, the weights are spread over their channels. Reads up to one pixel past the last tap, where
+   the weight is zero. */
+__attribute__((target("avx2"))) static void row_avx2(const Filter *filter, const uint8_t *in, uint8_t *out) {
+    const __m256i spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+    for (int i = 0; i < filter->length; i++) {
+        const int32_t *weights = filter->weights + (size_t)i * (size_t)filter->stride;
+        const uint8_t *from = in + 4 * (size_t)(filter->first[i] - filter->low);
+        __m256i sum = _mm256_setr_epi32(HALF, HALF, HALF, HALF, 0, 0, 0, 0);
+        for (int k = 0, taps = filter->taps[i]; k < taps; k += 2) {
+            __m256i pixels = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + 4 * k)));
+            __m256i pair = _mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)(weights + k)));
+            sum = _mm256_add_epi32(sum, _mm256_mullo_epi32(pixels, _mm256_permutevar8x32_epi32(pair, spread)));
+        }
+        __m128i total = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+        total = _mm_srai_epi32(total, BITS);
+        total = _mm_packus_epi16(_mm_packs_epi32(total, total), total);
+        int32_t pixel = _mm_cvtsi128_si32(total);
+        memcpy(out + 4 * i, &pixel, 4);
+    }
+}
+
+__attribute__((target("avx2"))) static void column_avx2(const int32_t *weights, int taps, const uint8_t *rows, size_t pitch, size_t bytes,
+                                                      uint8_t *out) {
+    size_t x = 0;
+    for (; x + 16 <= bytes; x += 16) {
+        __m256i a = _mm256_set1_epi32(HALF), b = a;
+        const uint8_t *from = rows + x;
+        for (int k = 0; k < taps; k++, from += pitch) {
+            __m256i weight = _mm256_set1_epi32(weights[k]);
+            __m128i some = _mm_loadu_si128((const __m128i *)from);
+            a = _mm256_add_epi32(a, _mm256_mullo_epi32(_mm256_cvtepu8_epi32(some), weight));
+            b = _mm256_add_epi32(b, _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128(some, 8)), weight));
+        }
+        a = _mm256_packs_epi32(_mm256_srai_epi32(a, BITS), _mm256_srai_epi32(b, BITS));
+        a = _mm256_permute4x64_epi64(a, 0xD8);
+        _mm_storeu_si128((__m128i *)(out + x), _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
+    }
+    column_plain(weights, taps, rows, pitch, x, bytes, out);
+}
+
+#else
+#define row_avx2 row_plain
+#define column_avx2(weights, taps, rows, pitch, bytes, out) column_plain(weights, taps, rows, pitch, 0, bytes, out)
+#endif
+
+/* One row: `in` starts at input filter->low and has a pixel to spare behind its last; four bytes an output. */
+void filter_row(const Filter *filter, const uint8_t *in, uint8_t *out) {
+    if (HAVE_AVX2)
+        row_avx2(filter, in, out);
+    else
+        row_plain(filter, in, out);
+}
+
+/* Output row `row`: `bytes` bytes, from rows that lie `pitch` bytes apart from input filter->low on. */
+void filter_column(const Filter *filter, const uint8_t *rows, size_t pitch, size_t bytes, int row, uint8_t *out) {
+    const int32_t *weights = filter->weights + (size_t)row * (size_t)filter->stride;
+    rows += (size_t)(filter->first[row] - filter->low) * pitch;
+    if (HAVE_AVX2)
+        column_avx2(weights, filter->taps[row], rows, pitch, bytes, out);
+    else
+        column_plain(weights, filter->taps[row], rows, pitch, 0, bytes, out);
+}
