@@ -1,4 +1,4 @@
-# make run | test | test-full | soak | lint | clean. Each target sets up .venv by itself when it is missing or older than requirements*.txt.
+# make run | test | test-full | soak | lint | native | clean. Each target sets up .venv by itself when it is missing or older than requirements*.txt.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,10 +8,10 @@ STAMP  := $(VENV)/.installed
 DIGITS := shards/digits
 RUN    := digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test test-full test-long soak lint clean
+.PHONY: run test test-full test-long soak lint native clean
 
 # Digits (examples/digits.zip) from pictures to an evaluated model, on 2 CPU processes: about a minute.
-run: $(STAMP)
+run: $(STAMP) native
 	$(PY) scripts/make_shards.py examples/digits.zip $(DIGITS) --split train=0.8,val=0.2 --num-shards 10
 	$(PY) run.py --data $(DIGITS)/train --val-data $(DIGITS)/val -c recipes/digits.yaml \
 	    --device cpu --nproc-per-node 2 --name $(RUN)
@@ -22,27 +22,31 @@ run: $(STAMP)
 	@echo "run:         runs/$(RUN)  (metrics.jsonl, log.txt, TensorBoard events)"
 	@echo "best model:  runs/$(RUN)/checkpoints/best.pt"
 
-test: $(STAMP)
+test: $(STAMP) native
 	$(PY) -m pytest -m "not full and not soak"
 
-test-full: $(STAMP)
+test-full: $(STAMP) native
 	$(PY) -m pytest -m "not soak"
 
 # Twenty kills a run, for as many seeds as CHAOS_SEEDS names (default 0).
-soak: $(STAMP)
+soak: $(STAMP) native
 	$(PY) -m pytest -m soak
 
 # What test-full has beyond test. pytest exits with 5 where no test has the mark.
-test-long: $(STAMP)
+test-long: $(STAMP) native
 	$(PY) -m pytest -m "full and not soak" || test $$? -eq 5
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m mypy .
 
+# The JPEG decoder in C, where a compiler and libjpeg-turbo's header are; silent where not, and where it is built already.
+native:
+	@sh data/native/build.sh
+
 # Shards and runs stay: they may be yours.
 clean:
-	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) data/native/jpeg.so .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted install is done again.

@@ -49,7 +49,9 @@ def main(args: argparse.Namespace) -> None:
 
     loading = {"batch_size": args.batch_size, "task": args.task, "img_size": args.img_size, "rank": ranks.rank,
                "world_size": ranks.world_size, "num_workers": args.workers, "pin_memory": args.device == "cuda"}  # fmt: skip
-    val_loader = build_loader(args.val_shards, labels=args.val_labels, training=False, **loading) if args.val_shards else None
+    val_loader = build_loader(
+        args.val_shards, labels=args.val_labels, training=False, transform={"decoder": args.decoder}, **loading
+    ) if args.val_shards else None  # fmt: skip
     torch.manual_seed(args.seed)  # every rank starts from the same weights
     model = create_model(args.model, args.num_classes, args.img_size).to(ranks.device)
     if saved:

@@ -251,9 +251,9 @@ def build_loader(
     batch_size: global, samples a step over all ranks. seed (0), shuffle (training), shuffle_block (16,384) and lanes (1) say
     what the stream is; left out, a loaded state decides. classes: names in order, or a file of them. labels: a LabelMap that
     `resolve_labels` made, in place of label, classes and num_classes. transform: keywords of the task's transform (scale, hflip,
-    augment). stages: extra webdataset stages over encoded sample dicts. Other keywords go to torch's DataLoader
-    (prefetch_factor, pin_memory, multiprocessing_context: fork by default on Linux). Batches hold
-    ceil(batch_size / world_size) slots.
+    augment, and decoder: auto, native or python, who decodes JPEGs). stages: extra webdataset stages over encoded sample dicts.
+    Other keywords go to torch's DataLoader (prefetch_factor, pin_memory, multiprocessing_context: fork by default on Linux).
+    Batches hold ceil(batch_size / world_size) slots.
     Raises ShardError (a ValueError) for shards or labels that can't be used, ValueError for a value out of range.
     """
     if not 0 <= rank < world_size:

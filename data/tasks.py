@@ -18,7 +18,7 @@ from .decoders import IMAGE_FIELDS
 from .errors import DataError
 from .labels import LabelMap, list_fields
 from .scan import default_img_size
-from .transforms import eval_transform, train_transform
+from .transforms import choose_decoder, eval_transform, train_transform
 
 __all__ = ["TASKS", "ImageClassification", "LabelMap", "create_task", "default_img_size", "read_classes", "resolve_labels"]
 
@@ -33,6 +33,7 @@ class ImageClassification:
     scale: tuple[float, float] | None = None
     hflip: float = 0.5
     augment: bool = True
+    decoder: str = "auto"  # who decodes JPEGs; a made task holds what was chosen
 
     def __post_init__(self) -> None:
         if self.img_size < 1:
@@ -41,6 +42,7 @@ class ImageClassification:
             raise ValueError(f"scale {self.scale} must be two shares of the area, 0 < MIN <= MAX <= 1")
         if not 0 <= self.hflip <= 1:
             raise ValueError(f"hflip {self.hflip} must be a probability in 0..1")
+        object.__setattr__(self, "decoder", choose_decoder(self.decoder))
 
     def new_batch(self, num_slots: int) -> dict[str, torch.Tensor]:
         """The memory of a batch, all zeros."""
@@ -57,9 +59,9 @@ class ImageClassification:
         try:
             if self.training and self.augment:
                 assert rng is not None
-                train_transform(fields[name], rng, self.img_size, self.scale, self.hflip, out=image)
+                train_transform(fields[name], rng, self.img_size, self.scale, self.hflip, out=image, decoder=self.decoder)
             else:
-                eval_transform(fields[name], self.img_size, out=image)
+                eval_transform(fields[name], self.img_size, out=image, decoder=self.decoder)
         except DataError as error:
             raise DataError(error.reason, field=name) from None
         batch["label"][slot] = label
@@ -81,7 +83,7 @@ TASKS = {
 
 
 def create_task(name: str, **settings: Any) -> ImageClassification:
-    """The task of this name with its settings: training, labels, img_size, scale, hflip, augment. Raises ValueError."""
+    """The task of this name with its settings: training, labels, img_size, scale, hflip, augment, decoder. Raises ValueError."""
     if name not in TASKS:
         raise ValueError(f"task {name!r} is unknown; there are {', '.join(TASKS)}")
     return TASKS[name](**settings)

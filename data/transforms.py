@@ -1,8 +1,8 @@
 """An encoded picture -> the uint8 tensor that a model is shown.
 
-in: bytes, size, numpy Generator  ->  out: uint8 (3, size, size)
-Invariant: pure: the same bytes and rng state give the same tensor. The crop is drawn from the header before any pixel is
-decoded, in coordinates of the picture as shown, so that nothing larger than the stored picture is made, whatever its shape.
+in: bytes, size, numpy Generator, which decoder  ->  out: uint8 (3, size, size)
+Invariant: pure: the same bytes, rng state and decoder give the same tensor. The crop is drawn from the header before any pixel
+is decoded, in coordinates of the picture as shown, so that nothing larger than the stored picture is made, whatever its shape.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import numpy as np
 import torch
 
+from . import native
 from .decoders import Buffer, Picture, open_picture, read_pixels, turned
 
 # Up to this size a picture is padded and cropped (CIFAR's way); above it, a random part is resized (ImageNet's way).
@@ -20,6 +21,18 @@ RATIO = (3 / 4, 4 / 3)  # width / height of a random part
 DEFAULT_SCALE = (0.08, 1.0)  # its share of the area
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
+
+DECODERS = ("auto", "native", "python")
+
+
+def choose_decoder(name: str) -> str:
+    """Which one decodes JPEGs, "native" (data/native/) or "python", for a name in DECODERS. Raises ValueError."""
+    if name not in DECODERS:
+        raise ValueError(f"decoder {name!r} is unknown; there are {', '.join(DECODERS)}")
+    absent = native.why_absent() if name != "python" else "not asked for"
+    if name == "native" and absent:
+        raise ValueError(f"the native decoder can't be used: {absent}; --decoder auto goes on without it")
+    return "python" if absent else "native"
 
 
 def train_transform(
@@ -30,15 +43,16 @@ def train_transform(
     hflip: float = 0.5,
     augment: bool = True,
     out: torch.Tensor | None = None,
+    decoder: str = "python",
 ) -> torch.Tensor:
     """A random view, uint8 (3, size, size), written into `out` where given. `size` up to SMALL: brought to size, padded by
     an eighth, cropped (He et al., Deep residual learning, 2015). Above, or with `scale` given: a random part of that share
-    of the area, resized (Szegedy et al., Going deeper with convolutions, 2014). Flipped with probability `hflip`. Raises
-    DataError.
+    of the area, resized (Szegedy et al., Going deeper with convolutions, 2014). Flipped with probability `hflip`. `decoder`:
+    what choose_decoder gave. Raises DataError.
     """
     if not augment:
-        return eval_transform(encoded, size, out)
-    picture = open_picture(encoded)
+        return eval_transform(encoded, size, out, decoder)
+    picture = open_encoded(encoded, decoder)
     draws = rng.random(23).tolist()  # one call: small pictures feel every one
     flip = draws[0] < hflip
     if scale is None and size <= SMALL:
@@ -53,14 +67,24 @@ def train_transform(
     return out
 
 
-def eval_transform(encoded: Buffer, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+def eval_transform(encoded: Buffer, size: int, out: torch.Tensor | None = None, decoder: str = "python") -> torch.Tensor:
     """The centre, uint8 (3, size, size), written into `out` where given: the short side is brought to `size`, or to
     `size` * 256 / 224 above SMALL (as torchvision's reference evaluation does), and the middle cut out. Raises DataError."""
-    picture = open_picture(encoded)
+    picture = open_encoded(encoded, decoder)
     resized = _resized(picture.size, size if size <= SMALL else round(size * 256 / 224))
     left = round((resized[0] - size) / 2)
     top = round((resized[1] - size) / 2)
     return _view(picture, resized, left, top, size, False, out)
+
+
+def open_encoded(encoded: Buffer, decoder: str) -> Picture | native.Jpeg:
+    """Reads the header; what the native decoder has no part for, PIL reads. Raises DataError."""
+    jpeg = native.open_jpeg(encoded) if decoder == "native" else None
+    if jpeg is None:
+        return open_picture(encoded)
+    if not jpeg.orientation:
+        jpeg.orientation = open_picture(encoded).orientation
+    return jpeg
 
 
 def random_box(size: tuple[int, int], draws: list[float], scale: tuple[float, float]) -> Box:
@@ -101,7 +125,9 @@ def _resized(size: tuple[int, int], short: int) -> tuple[int, int]:
     return int(short * width / height), short
 
 
-def _view(picture: Picture, resized: tuple[int, int], left: int, top: int, size: int, flip: bool, out: torch.Tensor | None) -> torch.Tensor:
+def _view(
+    picture: Picture | native.Jpeg, resized: tuple[int, int], left: int, top: int, size: int, flip: bool, out: torch.Tensor | None
+) -> torch.Tensor:
     """The square at (left, top) of the picture brought to `resized`; what lies outside it is zero."""
     right, bottom = min(left + size, resized[0]), min(top + size, resized[1])
     inner_left, inner_top = max(left, 0), max(top, 0)
@@ -118,8 +144,16 @@ def _view(picture: Picture, resized: tuple[int, int], left: int, top: int, size:
     return out
 
 
-def _write(picture: Picture, box: Box, size: tuple[int, int], flip: bool, target: np.ndarray) -> None:
+def _write(picture: Picture | native.Jpeg, box: Box, size: tuple[int, int], flip: bool, target: np.ndarray) -> None:
     """Decodes, resizes the part `box` to `size` and writes it to `target` (3, height, width)."""
+    if isinstance(picture, native.Jpeg):
+        if picture.write(stored_box(box, picture.orientation, picture.size), flip, target):
+            return
+        picture = open_picture(picture.data)  # damaged, or of a rare kind: PIL has the last word
+    _write_by_pil(picture, box, size, flip, target)
+
+
+def _write_by_pil(picture: Picture, box: Box, size: tuple[int, int], flip: bool, target: np.ndarray) -> None:
     from PIL import Image
 
     image = read_pixels(picture)

@@ -63,6 +63,7 @@ FLAGS: dict[str, list[Row]] = {
         ("--scale", None, {"type": number(0.0, 1.0), "nargs": 2, "metavar": ("MIN", "MAX")}, "share of the picture that a random crop covers (default: 0.08 1; sizes up to 64 pad and crop)"),
         ("--hflip", 0.5, {"type": number(0.0, 1.0), "metavar": "P"}, "how often a training picture is mirrored"),
         ("--no-aug", False, {"action": "store_true"}, "train on the evaluation's transform"),
+        ("--decoder", "auto", {"choices": ["auto", "native", "python"]}, "who decodes JPEGs: auto takes native (built by make where it can be) and goes on without it"),
         ("-j --workers", None, {"type": integer(0), "metavar": "N"}, "loader workers per process (default: cores / processes, at most 8)"),
         ("--max-bad", 0.01, {"type": number(0.0, 1.0), "metavar": "SHARE"}, "stop when more than this share of the samples seen (and more than 10) is bad"),
     ],

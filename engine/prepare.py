@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from data import Plan, load_shards
+from data.native import why_absent
 from data.pipeline import shards_fingerprint
 from data.tasks import create_task, default_img_size, read_classes, resolve_labels
+from data.transforms import choose_decoder
 from models import check_model, create_model, model_names
 
 from . import checkpoint, distributed, flags, runs
@@ -39,7 +41,8 @@ def prepare(args: argparse.Namespace) -> None:
     check_optimizer(args.opt, args.sched)
     if args.model not in model_names():
         create_model(args.model, 1)  # raises: before the shards are read, which may take long
-    args.transform = {"scale": args.scale and tuple(args.scale), "hflip": args.hflip, "augment": not args.no_aug}
+    prepare_decoder(args, saved)
+    args.transform = {"scale": args.scale and tuple(args.scale), "hflip": args.hflip, "augment": not args.no_aug, "decoder": args.decoder}
     create_task(args.task, training=True, labels=None, img_size=args.img_size or 1, **args.transform)
     prepare_data(args, saved)
     prepare_training(args, saved)
@@ -93,6 +96,18 @@ def prepare_resume(args: argparse.Namespace) -> dict[str, Any] | None:
     seen = saved["stream"]["samples_seen"]
     args.messages.append(f"going on from {args.checkpoint}: step {saved['progress']['step']}, {seen:,} samples seen")
     return saved
+
+
+def prepare_decoder(args: argparse.Namespace, saved: dict[str, Any] | None) -> None:
+    """Which decoder JPEGs get; a checkpoint tells only whether it is another than then."""
+    then = saved["flags"].get("decoder") if saved else None
+    if "decoder" not in args.explicit:
+        args.decoder = flags.defaults()["decoder"]
+    wanted, args.decoder = args.decoder, choose_decoder(args.decoder)
+    absent = f" (the native one can't be used: {why_absent()})" if wanted == "auto" and args.decoder == "python" else ""
+    args.messages.append(f"JPEGs are decoded by the {args.decoder} decoder{absent}")
+    if then not in (None, args.decoder) and not args.evaluate:
+        args.messages.append(f"warning: the {then} decoder then, the {args.decoder} one now: pixels may differ by a unit here and there")
 
 
 def find_run(args: argparse.Namespace) -> Path | None:

@@ -28,6 +28,7 @@ TESTED = {
     "scale": "test_flag_effects.py test_augmentation_can_be_set_and_left_out",
     "hflip": "test_flag_effects.py test_augmentation_can_be_set_and_left_out",
     "no_aug": "test_flag_effects.py test_augmentation_can_be_set_and_left_out",
+    "decoder": "test_prepare.py test_the_decoder_is_chosen_and_said",
     "workers": "test_train.py test_global_batches_are_one_sequence_for_every_world_size",
     "max_bad": "test_train.py test_too_many_bad_samples_stop_every_rank_with_one_message",
     "epochs": "test_prepare.py test_flags_win_over_the_checkpoint",

@@ -13,6 +13,8 @@ from launching import base, launch
 from shard_maker import write_listing, write_shards
 from test_run import samples
 
+from data import native
+from data.native import why_absent
 from engine import distributed, flags, runs
 from engine.prepare import AlreadyFinished, prepare
 
@@ -42,6 +44,15 @@ def worked_out(place, monkeypatch, tmp_path):
     return execute
 
 
+def decoder_line():
+    absent = why_absent()
+    return (
+        f"JPEGs are decoded by the python decoder (the native one can't be used: {absent})"
+        if absent
+        else "JPEGs are decoded by the native decoder"
+    )
+
+
 def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -51,13 +62,15 @@ def test_the_bare_command_has_sensible_values(worked_out):
     assert (args.model, args.epochs, args.batch_size, args.img_size, args.num_classes) == ("resnet18", 10, 14, 32, 3)
     assert (args.opt, args.sched, args.momentum, args.weight_decay) == ("sgd", "cosine", 0.9, 5e-5)
     assert args.lr == pytest.approx(0.1 * 14 / 256)
-    assert (args.warmup_epochs, args.warmup_lr, args.transform) == (1.0, 0.0, {"scale": None, "hflip": 0.5, "augment": True})
+    assert (args.warmup_epochs, args.warmup_lr) == (1.0, 0.0)
+    assert args.transform == {"scale": None, "hflip": 0.5, "augment": True, "decoder": args.decoder}
     assert (args.nproc_per_node, args.dist_backend, args.num_threads, args.workers) == (1, "gloo", cores(), min(8, cores()))
     assert (args.val_shards, args.val_labels, args.checkpoint, args.folder, args.total) == ([], None, None, None, 140)
     assert args.messages == [
         "global batch 14 = 1 x 14",
         "14 samples in 2 shards, 3 classes, pictures of 32x32",
         f"model resnet18, sgd lr 0.00546875, 10 epochs, cpu, {args.workers} workers a process",
+        decoder_line(),
         "no --val-data: no evaluation, and no best.pt",
     ]
 
@@ -188,6 +201,30 @@ def test_another_number_of_threads_is_warned_about(worked_out, tmp_path):
     warning = f"warning: {now + 5} threads a process then, {now} now: sums may round differently"
     assert warning in worked_out("--name", "first", "--resume", "auto").messages
     assert warning not in worked_out("--name", "first", "--resume", "auto", "--nproc-per-node", 2).messages
+
+
+def test_the_decoder_is_chosen_and_said(worked_out, tmp_path, monkeypatch):
+    args = worked_out("--data", "train", "--decoder", "python")
+    assert "JPEGs are decoded by the python decoder" in args.messages
+    assert (args.decoder, args.transform["decoder"], args.kept["flags"]["decoder"]) == ("python", "python", "python")
+    if not why_absent():
+        args = worked_out("--data", "train", "--decoder", "native")
+        assert args.agreed["--decoder"] == args.transform["decoder"] == "native" and decoder_line() in args.messages
+    path = tmp_path / "runs" / "first" / "checkpoints" / "last.pt"
+    saved = torch.load(path, weights_only=True)
+    now = saved["flags"]["decoder"]
+    other = {"native": "python", "python": "native"}[now]
+    torch.save({**saved, "flags": {**saved["flags"], "decoder": other}}, path)
+    warning = f"warning: the {other} decoder then, the {now} one now: pixels may differ by a unit here and there"
+    assert warning in worked_out("--name", "first", "--resume", "auto").messages
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "jpeg.so")
+    native._load.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="^the native decoder can't be used: it is not built: .*; --decoder auto goes on without it$"):
+            worked_out("--data", "train", "--decoder", "native")
+        assert decoder_line() in worked_out("--data", "train").messages
+    finally:
+        native._load.cache_clear()
 
 
 def test_a_finished_run_raises(worked_out):

@@ -2,7 +2,7 @@
 
 in: a JPEG's bytes; a box of it and where its pixels go  ->  out: the pixels, the same bytes that PIL's crop and resize give
 Invariant: whatever is unusual or damaged is declined (None, False), and PIL decides. Nothing here is needed: `why_absent` says what
-keeps it from being used. `make` builds jpeg.so from the C files beside this one (build.sh); ctypes lets other threads run meanwhile.
+keeps it from being used. `make native` builds jpeg.so from the C files beside this one (build.sh); ctypes lets other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -61,18 +61,16 @@ def sources_hash() -> str:
 def _load() -> ctypes.CDLL | str:
     """The library, or why there is none."""
     if not LIBRARY.exists():
-        return "it is not built: `make` builds it where a C compiler and libjpeg-turbo's jpeglib.h are"
+        return "it is not built: `make native` builds it where a C compiler and libjpeg-turbo's jpeglib.h are"
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         return f"it can't be loaded: {' '.join(str(error).split())}"
     library.shardline_sources.restype = ctypes.c_char_p
     if library.shardline_sources().decode() != sources_hash():
-        return "it was built from other C files than those beside it: run `make`"
+        return "it was built from other C files than those beside it: run `make native`"
     library.shardline_header.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(Header)]
-    library.shardline_view.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(Header), ctypes.POINTER(_View), ctypes.c_int,
-    ]  # fmt: skip
+    library.shardline_view.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(Header), ctypes.POINTER(_View)]
     return library
 
 
@@ -86,24 +84,53 @@ def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def read_header(data: np.ndarray) -> Header | None:
-    """The header of a JPEG in uint8 (n,); None for what PIL must look at. `orientation` 0: PIL must say."""
+class Jpeg:
+    """A JPEG whose header is read and whose pixels are not yet. `orientation`: EXIF's, 1..8, or 0 where PIL must say."""
+
+    __slots__ = ("_bytes", "_header", "orientation")
+
+    def __init__(self, data: np.ndarray, header: Header) -> None:
+        self._bytes, self._header, self.orientation = data, header, header.orientation
+
+    @property
+    def data(self) -> memoryview:
+        return self._bytes.data
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) as shown."""
+        header = self._header
+        return (header.height, header.width) if self.orientation >= 5 else (header.width, header.height)
+
+    def write(self, box: tuple[float, float, float, float], flip: bool, target: np.ndarray) -> bool:
+        """Resizes the part `box` (left, top, right, bottom, as stored) and writes it, turned upright and then flipped, into
+        uint8 (3, height, width). False leaves anything there: PIL must do it. Raises MemoryError."""
+        library = _load()
+        assert not isinstance(library, str)
+        width, height = self._header.width, self._header.height
+        inside = (max(0.0, box[0]), max(0.0, box[1]), min(box[2], width), min(box[3], height))
+        stored = _as_stored(target[:, :, ::-1] if flip else target, self.orientation)
+        plane, step_y, step_x = stored.strides
+        view = _View(inside, stored.shape[2], stored.shape[1], _address(stored), plane, step_x, step_y)
+        code = library.shardline_view(_address(self._bytes), len(self._bytes), self._header, view)
+        if code == _NO_MEMORY:
+            raise MemoryError(f"no memory for a part of a JPEG of {width} x {height} pixels")
+        return code == _DONE
+
+
+def open_jpeg(data: bytes | bytearray | memoryview) -> Jpeg | None:
+    """Reads the header; None for what PIL must look at."""
     library = _load()
     assert not isinstance(library, str)
+    array = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
     header = Header()
-    return header if library.shardline_header(_address(data), len(data), header) == _DONE else None
+    return Jpeg(array, header) if library.shardline_header(_address(array), len(array), header) == _DONE else None
 
 
-def write_view(
-    data: np.ndarray, header: Header, box: tuple[float, float, float, float], target: np.ndarray, options: int = 0
-) -> bool:
-    """Resize the part `box` (left, top, right, bottom as stored) into uint8 (3, height, width), of any strides; False leaves
-    anything there, and PIL must do it. Raises MemoryError."""
-    library = _load()
-    assert not isinstance(library, str)
-    plane, step_y, step_x = target.strides
-    view = _View(box, target.shape[2], target.shape[1], _address(target), plane, step_x, step_y)
-    code = library.shardline_view(_address(data), len(data), header, view, options)
-    if code == _NO_MEMORY:
-        raise MemoryError(f"no memory for a part of a JPEG of {header.width} x {header.height} pixels")
-    return code == _DONE
+def _as_stored(target: np.ndarray, orientation: int) -> np.ndarray:
+    """A view of the memory of a picture as shown, (3, height, width), in which [:, y, x] is where pixel (x, y) as stored goes."""
+    if orientation in (2, 3, 6, 7):
+        target = target[:, :, ::-1]
+    if orientation in (3, 4, 7, 8):
+        target = target[:, ::-1]
+    return target.transpose(0, 2, 1) if orientation >= 5 else target

@@ -50,7 +50,7 @@ typedef struct {
 } ErrorManager;
 
 int shardline_header(const uint8_t *data, size_t size, JpegHeader *header);
-int shardline_view(const uint8_t *data, size_t size, const JpegHeader *header, const JpegView *view, int options);
+int shardline_view(const uint8_t *data, size_t size, const JpegHeader *header, const JpegView *view);
 
 int filter_make(Filter *filter, int in_size, float start, float end, int out_size);
 void filter_free(Filter *filter);

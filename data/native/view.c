@@ -1,5 +1,5 @@
 /* One call from a JPEG's bytes to a resized part of it in the caller's memory: only the rows and columns that the part needs are decoded
-   to pixels, each row is resized as it comes. */
+   to pixels, and each row is resized as it comes. No decoding at 1/2, 1/4, 1/8 size: it would be another picture than PIL's. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,6 @@ typedef struct {
     size_t size;
     const JpegHeader *header;
     const JpegView *view;
-    int options;
     struct jpeg_decompress_struct cinfo;
     struct jpeg_source_mgr source;
     ErrorManager errors;
@@ -63,18 +62,9 @@ void source_attach(j_decompress_ptr cinfo, struct jpeg_source_mgr *source, const
     cinfo->src = source;
 }
 
-/* How much smaller than stored the picture may be decoded: the part keeps at least `spare` times the pixels it is resized to, in both
-   directions. What that costs in likeness is measured in docs/decoding.md. */
-static int choose_denominator(const JpegView *view, double spare) {
-    double x = (double)(view->right - view->left) / view->width, y = (double)(view->bottom - view->top) / view->height;
-    double ratio = (x < y ? x : y) / spare;
-    return spare <= 0 ? 1 : ratio >= 8 ? 8 : ratio >= 4 ? 4 : ratio >= 2 ? 2 : 1;
-}
-
 static void make_filters(Job *job) {
     const JpegView *view = job->view;
     float left = view->left, top = view->top, right = view->right, bottom = view->bottom;
-    float by = (float)job->cinfo.scale_denom;
     if (right - left == (float)view->width && bottom - top == (float)view->height) { /* not resampled: whole pixels */
         left = rintf(left);
         top = rintf(top);
@@ -82,8 +72,8 @@ static void make_filters(Job *job) {
         bottom = top + (float)view->height;
     }
     int width = (int)job->cinfo.output_width, height = (int)job->cinfo.output_height;
-    if (filter_make(&job->across, width, left / by, right / by, view->width) ||
-        filter_make(&job->down, height, top / by, bottom / by, view->height))
+    if (filter_make(&job->across, width, left, right, view->width) ||
+        filter_make(&job->down, height, top, bottom, view->height))
         longjmp(job->errors.escape, NO_MEMORY);
 }
 
@@ -167,6 +157,14 @@ static void write_pixels(Job *job, size_t column) {
     }
 }
 
+/* Whether every coefficient came with all its bits. Where not, libjpeg smooths over the gaps, each version in its own way. */
+static int is_complete(j_decompress_ptr cinfo) {
+    for (int i = 0; cinfo->progressive_mode && i < cinfo->num_components; i++)
+        for (int k = 0; k < DCTSIZE2; k++)
+            if (cinfo->coef_bits[i][k] != 0) return 0;
+    return 1;
+}
+
 static int decode(Job *job) {
     j_decompress_ptr cinfo = &job->cinfo;
     errors_attach((j_common_ptr)cinfo, &job->errors);
@@ -179,9 +177,8 @@ static int decode(Job *job) {
         cinfo->num_components != job->header->components || cinfo->data_precision != 8 || cinfo->arith_code)
         return NOT_OURS;
     cinfo->out_color_space = JCS_EXT_RGBX;
-    cinfo->scale_num = 1;
-    cinfo->scale_denom = (unsigned)choose_denominator(job->view, (job->options & 15) / 2.0);
     jpeg_start_decompress(cinfo);
+    if (!is_complete(cinfo)) return NOT_OURS;
     make_filters(job);
     job->down_first = choose_order(cinfo, job->view);
     size_t column = 4 * ((size_t)job->across.low - crop_columns(job));
@@ -191,14 +188,13 @@ static int decode(Job *job) {
     return DONE;
 }
 
-int shardline_view(const uint8_t *data, size_t size, const JpegHeader *header, const JpegView *view, int options) {
+int shardline_view(const uint8_t *data, size_t size, const JpegHeader *header, const JpegView *view) {
     Job job;
     memset(&job, 0, sizeof job);
     job.data = data;
     job.size = size;
     job.header = header;
     job.view = view;
-    job.options = options;
     int code = decode(&job);
     jpeg_destroy_decompress(&job.cinfo);
     filter_free(&job.across);
