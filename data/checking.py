@@ -37,14 +37,16 @@ Fields = list[tuple[str, int, int]]  # field, where its bytes are in the tar, ho
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """What a check looks at. `label`: a label source, read where the sample has its field, demanded where `demanded`; `labels`: the
-    classes, where they are known. decode: every field that has a decoder is decoded. contents: bytes are hashed, to find copies."""
+    classes, where they are known. pictures: their headers are read. decode: every field that has a decoder is decoded. contents: bytes
+    are hashed, to find copies. keep: the key and label of every sample are kept."""
 
     label: str = "cls"
     demanded: bool = False
     labels: LabelMap | None = None
+    pictures: bool = True
     decode: bool = False
     contents: bool = True
-    keep: bool = False  # the key and label of every sample
+    keep: bool = False
 
 
 @dataclass(slots=True)
@@ -237,7 +239,7 @@ class _Reader:
 
     def _field(self, name: str, data: memoryview) -> None:
         kind = name.rpartition(".")[2]
-        if kind in IMAGE_FIELDS:
+        if self.look.pictures and kind in IMAGE_FIELDS:
             picture = open_picture(data)
             width, height = picture.size
             _count(self.check.picture_sizes, f"{width}x{height}")

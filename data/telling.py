@@ -31,7 +31,7 @@ def describe_shards(verdict: Verdict) -> list[str]:
             printable(check.name), f"{check.num_samples:,}", format_bytes(check.num_bytes), f"{len(check.bad_indexes):,}",
             "-" if check.error else check.index, state,
         ])  # fmt: skip
-    lines = _columns(rows, "lrrrll") if len(rows) > 1 else []
+    lines = align(rows, "lrrrll") if len(rows) > 1 else []
     if len(shown) < len(checks):
         lines.append(f"({len(checks) - len(shown):,} more shards without a problem)")
     if len(shown) > 10 * MAX_ROWS:
@@ -51,7 +51,7 @@ def describe_set(verdict: Verdict, names: Sequence[str] | None = None) -> list[s
     if verdict.fields:
         rows = [["field", "samples", "share", "bytes", "least", "mean", "most"]]
         rows += [_field_row(name, sizes, total) for name, sizes in sorted(verdict.fields.items(), key=lambda one: -one[1].count)[:20]]
-        lines += ["", *_columns(rows, "lrrrrrr")]
+        lines += ["", *align(rows, "lrrrrrr")]
         lines += [f"({len(verdict.fields) - 20} more fields)"] if len(verdict.fields) > 20 else []
     if verdict.classes:
         lines += ["", *_describe_classes(verdict.classes, names)]
@@ -142,7 +142,7 @@ def _describe_classes(classes: Counter[int | str], names: Sequence[str] | None) 
         label, count = one
         name = names[label] if names and isinstance(label, int) and label < len(names) else str(label)
         rows.append([printable(name)[:40], f"{count:,}", "#" * max(1, round(40 * count / high))])
-    return lines + _columns(rows, "lrl")
+    return lines + align(rows, "lrl")
 
 
 def _top(counts: Counter[str]) -> str:
@@ -150,7 +150,8 @@ def _top(counts: Counter[str]) -> str:
     return shown + (f" and {len(counts) - _TOP} more" if len(counts) > _TOP else "")
 
 
-def _columns(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+def align(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Rows of cells as lines with columns; sides: "l" or "r" for each."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     justified = ([_justify(*one) for one in zip(row, widths, sides, strict=True)] for row in rows)
     return ["  ".join(cells).rstrip() for cells in justified]

@@ -73,7 +73,13 @@ def judge(checks: Sequence[ShardCheck], listed: Mapping[str, dict[str, Any]], nu
     """The verdict on a set. `listed`: what dataset.json says of each shard by path (`read_listed`)."""
     verdict = Verdict(checks)
     for check in checks:
-        _judge_shard(verdict, check, listed.get(check.path))
+        entry = listed.get(check.path)
+        found = judge_shard(check, entry)
+        verdict.problems += found
+        if check.sha256 and entry and entry.get("sha256") and all(problem.kind != "changed" for problem in found):
+            verdict.num_verified += 1
+        if not check.error and not check.num_samples and not check.damage:
+            verdict.notes.append(Problem("empty", check.path, "no samples in it"))
         for name, sizes in check.fields.items():
             verdict.fields.setdefault(name, FieldSizes()).merge(sizes)
         verdict.classes.update(check.classes)
@@ -129,28 +135,25 @@ def describe(verdict: Verdict, place: Place) -> str:
     return printable(f"{check.name} sample {place.sample} ({_read_key(check, place.sample)})")
 
 
-def _judge_shard(verdict: Verdict, check: ShardCheck, entry: dict[str, Any] | None) -> None:
-    def problem(kind: str, text: str) -> None:
-        verdict.problems.append(Problem(kind, check.path, text))
-
+def judge_shard(check: ShardCheck, entry: Mapping[str, Any] | None) -> list[Problem]:
+    """What is wrong with one shard. `entry`: what dataset.json says of it."""
+    found = []
     if check.error:
-        problem("unusable", check.error)
+        found.append(("unusable", check.error))
     if check.damage:
-        problem("damaged", check.damage)
+        found.append(("damaged", check.damage))
     if check.index == "stale":
-        problem("stale index", "its .idx does not fit it: delete it, or run scripts/index_shards.py --rebuild")
+        found.append(("stale index", "its .idx does not fit it: delete it, or run scripts/index_shards.py --rebuild"))
     if entry is not None and not check.error:
         for what, mine in ("bytes", check.num_bytes), ("samples", check.num_samples), ("sha256", check.sha256):
             if mine and entry.get(what) not in (None, "", mine):
-                problem("changed", f"{what} {mine} is not the {entry[what]} of dataset.json: it was changed, or copied badly")
+                text = f"{what} {mine} is not the {entry[what]} of dataset.json: it was changed, or copied badly"
+                found.append(("changed", text))
                 break
-        else:
-            verdict.num_verified += bool(check.sha256 and entry.get("sha256"))
     if check.bad_indexes:
         count = len(check.bad_indexes)
-        problem("bad samples", f"{count:,} bad sample{'s' if count > 1 else ''}, the first is {check.bad[0]}")
-    if not check.error and not check.num_samples and not check.damage:
-        verdict.notes.append(Problem("empty", check.path, "no samples in it"))
+        found.append(("bad samples", f"{count:,} bad sample{'s' if count > 1 else ''}, the first is {check.bad[0]}"))
+    return [Problem(kind, check.path, text) for kind, text in found]
 
 
 def _find_missing(verdict: Verdict) -> None:
