@@ -12,7 +12,7 @@
 | 4     | tasks.py                         | {field: bytes}, an rng                  | a slot of the batch's tensors, filled         |
 | 4     | decoders.py                      | bytes                                   | a picture, a number, a text                   |
 | 4     | transforms.py (native/)          | encoded picture, rng                    | uint8 (3, H, W)                               |
-| 1-4   | pipeline.py (stages.py)          | all of the above                        | the wds.DataPipeline, and `build_loader`      |
+| 1-4   | pipeline.py (stages, workers)    | all of the above                        | the wds.DataPipeline, and `build_loader`      |
 
 Read shards.py, plan.py and pipeline.py, in this order. writer.py goes the other way, samples to shards, with what
 scripts/make_shards.py needs: sources.py, readers.py, tables.py, packing.py, pictures.py, making.py, output.py. Shards are looked

@@ -8,14 +8,10 @@ number of workers, and every rank yields the same number of them.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any, cast
 
@@ -28,6 +24,7 @@ from .shards import Shard, describe_empty, load_shards
 from .stages import AssembleBatch, Batch, BatchPlan, ReadSamples, RunStages
 from .store import ShardFiles
 from .tasks import create_task, default_img_size, read_classes, resolve_labels
+from .workers import end_workers, init_worker, received
 
 STATE_VERSION = 1
 
@@ -50,54 +47,6 @@ class PlanSource:
             position = self.start + n * self.batch_size
             slots = self.plan.batch(position, self.batch_size, self.rank, self.world_size)
             yield BatchPlan(self.step + n, self.plan.epochs_completed(position, self.batch_size), slots)
-
-
-def init_worker(worker: int) -> None:
-    """A worker leaves signals to its rank: it ends when the rank closes it or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def end_workers(workers: Sequence[BaseProcess]) -> None:
-    """End workers that are still there when their iterator is gone, or when the program ends while it is held.
-
-    Without it the end of the program waits for ever: multiprocessing sends them SIGTERM, which they ignore, and joins them.
-    """
-    alive = [worker for worker in workers if worker.is_alive()]
-    if not alive:
-        return
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if in_main else None  # torch's handler would raise that one was killed
-    for worker in alive:
-        worker.kill()
-    for worker in alive:
-        worker.join()
-    if before is not None:
-        signal.signal(signal.SIGCHLD, before)
-
-
-def received(batches: Iterator[Batch], workers: Sequence[BaseProcess]) -> Iterator[Batch]:
-    """The batches as they come; raises LoaderError where a worker was killed while it handed one over.
-
-    torch notices a dead worker only while it waits; in the middle of a transfer a broken connection is all that is seen.
-    """
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except (ConnectionError, EOFError, FileNotFoundError):
-            end = time.monotonic() + 1  # its connections break before its death is known
-            while all(worker.is_alive() for worker in workers) and time.monotonic() < end:
-                time.sleep(0.01)
-            dead = [worker.pid for worker in workers if not worker.is_alive()]
-            if not dead:
-                raise
-            raise LoaderError(
-                f"DataLoader worker (pid {dead[0]}) was killed while it handed over a batch: "
-                "it may have run out of memory (see dmesg); fewer --workers need less"
-            ) from None
-        yield batch
 
 
 def as_is(batch: Batch) -> Batch:

@@ -122,9 +122,12 @@ class ShardFiles:
         if not 0 <= i < len(offsets) - 1:
             raise StaleIndexError(f"{shard.name}: its index changed under the run ({len(offsets) - 1} samples, sample {i} asked for)")
         start, end = int(offsets[i]), int(offsets[i + 1])
-        data = os.pread(fd, end - start, start)
+        data = b""
         while len(data) < end - start:  # Linux reads at most 2 GiB at once
-            more = os.pread(fd, end - start - len(data), start + len(data))
+            try:
+                more = os.pread(fd, end - start - len(data), start + len(data))
+            except OSError as error:  # a disk or a network folder that fails
+                raise ShardError(f"{shard.path}: can't be read at byte {start + len(data)}: {error.strerror}") from None
             if not more:
                 raise StaleIndexError(
                     f"{shard.name}: its index does not fit it: the file ends at byte {start + len(data)}, before sample {i} does; "

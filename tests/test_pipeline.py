@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from data import LoaderError, Plan, StaleIndexError, build_loader, load_shards
-from data.pipeline import received
 from data.stages import ReadSamples
+from data.workers import received
 
 SIZES = (7, 5, 3, 1, 0, 41)
 

@@ -109,6 +109,29 @@ def test_a_program_ends_though_it_holds_an_iterator(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True]\n", "")
 
 
+DEEP = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from data import LoaderError, build_loader
+try:
+    list(build_loader(sys.argv[2], batch_size=2, num_workers=1, img_size=8, num_classes=10))
+except LoaderError as error:
+    print(str(error).splitlines()[-1].partition(': ')[2])
+"""
+
+
+def test_a_batch_that_its_worker_can_not_send_stops_the_program(tmp_path: Path) -> None:
+    """torch's workers make sockets below TMPDIR; without a word from the queue's thread the program would wait for ever."""
+    write(tmp_path / "0.tar", 4)
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    command = [sys.executable, "-c", DEEP, str(ROOT), str(tmp_path)]
+    environment = {**os.environ, "TMPDIR": str(deep)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    line = "a loader worker can't hand over a batch (AF_UNIX path too long): mend that, or use no workers (-j 0)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
+
+
 # Few file descriptors
 
 

@@ -242,3 +242,12 @@ def test_reads_of_more_than_the_system_gives_at_once(tmp_path: Path, monkeypatch
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 700), offset))
     assert parse_sample(*ShardFiles().read(shard, 1), "x.tar") == tm.make_samples(2)[1]
+
+
+def test_a_shard_whose_disk_fails_is_named(tmp_path: Path) -> None:
+    (shard,) = load_shards(str(tm.write_shard(tmp_path / "x.tar", 3)))
+    os.unlink(shard.path)
+    os.mkdir(shard.path)  # it opens, and then reading fails, as on a disk with bad blocks
+    with pytest.raises(ShardError) as stopped:
+        ShardFiles().read(shard, 1)
+    assert str(stopped.value) == f"{tmp_path}/x.tar: can't be read at byte 2048: Is a directory"
