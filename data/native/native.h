@@ -41,9 +41,6 @@ typedef struct {
     int32_t length, stride, low, high; /* stride: weights per output; [low, high): the inputs that have a weight */
 } Filter;
 
-/* The state of the fast Huffman decoder: see entropy.c. */
-typedef struct Entropy Entropy;
-
 typedef struct {
     struct jpeg_error_mgr base;
     jmp_buf escape;
@@ -57,8 +54,7 @@ void filter_free(Filter *filter);
 void filter_row(const Filter *filter, const uint8_t *in, uint8_t *out);
 void filter_column(const Filter *filter, const uint8_t *rows, size_t pitch, size_t bytes, int row, uint8_t *out);
 
-Entropy *entropy_attach(j_decompress_ptr cinfo, const uint8_t *data, size_t size);
-void entropy_window(Entropy *entropy, uint32_t left, uint32_t top, uint32_t right, uint32_t bottom);
+void entropy_attach(j_decompress_ptr cinfo, uint32_t left, uint32_t top, uint32_t right, uint32_t bottom);
 
 void errors_attach(j_common_ptr cinfo, ErrorManager *errors);
 void source_attach(j_decompress_ptr cinfo, struct jpeg_source_mgr *source, const uint8_t *data, size_t size);

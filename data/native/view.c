@@ -183,6 +183,7 @@ static int decode(Job *job) {
     job->down_first = choose_order(cinfo, job->view);
     size_t column = 4 * ((size_t)job->across.low - crop_columns(job));
     make_buffers(job, cinfo->output_width);
+    entropy_attach(cinfo, (uint32_t)job->across.low, (uint32_t)job->down.low, (uint32_t)job->across.high, (uint32_t)job->down.high);
     read_rows(job, column);
     write_pixels(job, column);
     return DONE;
