@@ -199,6 +199,32 @@ def test_damaged_bytes_end_as_in_pil(kind: str) -> None:
     assert refused > 50
 
 
+def test_restart_markers_out_of_order_are_pil_s() -> None:
+    data = encode(photo(200, 160), "JPEG", restart_marker_blocks=4)
+    marks = [at for at in range(len(data) - 1) if data[at] == 0xFF and 0xD0 <= data[at + 1] <= 0xD7]
+    assert len(marks) > 20
+    box = (90, 100, 150, 150)
+    assert torch.equal(by_c(data, box, (32, 32)), by_pil(data, box, (32, 32)))
+    for at in marks[3:20]:
+        for byte in (b"\xd0\xd3"[at % 2], 0):  # another number, none
+            damaged = data[: at + 1] + bytes([byte]) + data[at + 2 :]
+            if damaged == data:
+                continue
+            jpeg = native.open_jpeg(damaged)
+            assert jpeg is not None
+            assert not jpeg.write(box, False, np.zeros((3, 32, 32), np.uint8))
+            assert outcome(damaged, "native") == outcome(damaged, "python")
+
+
+def test_a_single_component_may_have_any_sampling() -> None:
+    for kind in ("420", "restarts"):
+        data = bytearray(encode(photo(120, 75).convert("L"), "JPEG", **KINDS[kind]))
+        for sampling in (0x11, 0x22, 0x21, 0x41):
+            data[frame(bytes(data)) + 11] = sampling
+            for box in some_boxes(120, 75, 10):
+                assert torch.equal(by_c(bytes(data), box, (30, 30)), by_pil(bytes(data), box, (30, 30))), (sampling, box)
+
+
 def test_threads_and_forks_do_not_disturb_each_other() -> None:
     pictures = [encode(photo(130 + i, 100), "JPEG") for i in range(6)]
     expected = [by_c(data, (5, 5, 90, 90), (50, 50)) for data in pictures]

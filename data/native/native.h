@@ -38,7 +38,7 @@ typedef struct {
 /* The weights of one direction of an antialiased resize: output i is the sum of taps[i] inputs from first[i] on. */
 typedef struct {
     int32_t *first, *taps, *weights;
-    int32_t length, stride, low, high; /* stride: weights per output; [low, high): the inputs that have a weight */
+    int32_t length, stride, most, low, high; /* stride: weights per output; most: taps of any, made even; [low, high): inputs with a weight */
 } Filter;
 
 typedef struct {

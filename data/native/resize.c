@@ -25,7 +25,7 @@ int filter_make(Filter *filter, int in_size, float start, float end, int out_siz
     filter->weights = calloc((size_t)out_size * (size_t)stride, sizeof(int32_t));
     double *row = malloc(sizeof(double) * (size_t)stride);
     filter->low = in_size;
-    filter->high = 0;
+    filter->high = filter->most = 0;
     if (filter->first && filter->weights && row) {
         filter->taps = filter->first + out_size;
         for (int i = 0; i < out_size; i++) {
@@ -46,6 +46,7 @@ int filter_make(Filter *filter, int in_size, float start, float end, int out_siz
             while (high > 1 && filter->weights[(size_t)i * (size_t)stride + (size_t)high - 1] == 0) high--;
             filter->first[i] = low;
             filter->taps[i] = high;
+            filter->most = ((high > filter->most ? high : filter->most) + 1) & ~1;
             filter->low = low < filter->low ? low : filter->low;
             filter->high = low + high > filter->high ? low + high : filter->high;
             if (i == out_size - 1) {
@@ -97,25 +98,42 @@ static void column_plain(const int32_t *weights, int taps, const uint8_t *rows, 
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-/* Two taps a step: eight bytes are two pixels, the weights are spread over their channels. Reads up to one pixel past the last tap, where
-   the weight is zero. */
-__attribute__((target("avx2"))) static void row_avx2(const Filter *filter, const uint8_t *in, uint8_t *out) {
+/* Two taps a step: eight bytes are two pixels, the weights are spread over their channels. */
+__attribute__((target("avx2"))) static inline __m256i sum_taps(const uint8_t *from, const int32_t *weights, int taps) {
     const __m256i spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-    for (int i = 0; i < filter->length; i++) {
-        const int32_t *weights = filter->weights + (size_t)i * (size_t)filter->stride;
-        const uint8_t *from = in + 4 * (size_t)(filter->first[i] - filter->low);
-        __m256i sum = _mm256_setr_epi32(HALF, HALF, HALF, HALF, 0, 0, 0, 0);
-        for (int k = 0, taps = filter->taps[i]; k < taps; k += 2) {
-            __m256i pixels = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + 4 * k)));
-            __m256i pair = _mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)(weights + k)));
-            sum = _mm256_add_epi32(sum, _mm256_mullo_epi32(pixels, _mm256_permutevar8x32_epi32(pair, spread)));
-        }
-        __m128i total = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-        total = _mm_srai_epi32(total, BITS);
-        total = _mm_packus_epi16(_mm_packs_epi32(total, total), total);
-        int32_t pixel = _mm_cvtsi128_si32(total);
-        memcpy(out + 4 * i, &pixel, 4);
+    __m256i sum = _mm256_setzero_si256();
+    for (int k = 0; k < taps; k += 2) {
+        __m256i pixels = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + 4 * k)));
+        __m256i pair = _mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)(weights + k)));
+        sum = _mm256_add_epi32(sum, _mm256_mullo_epi32(pixels, _mm256_permutevar8x32_epi32(pair, spread)));
     }
+    return sum;
+}
+
+/* Two outputs a step, each of `taps` taps: as many for all, with weights of zero, since a loop of unsteady length is mispredicted. */
+__attribute__((target("avx2"), always_inline)) static inline void row_of(const Filter *filter, const uint8_t *in, uint8_t *out, int taps) {
+    const __m256i half = _mm256_set1_epi32(HALF);
+    size_t stride = (size_t)filter->stride, last = (size_t)filter->length - 1;
+    for (size_t i = 0; i <= last; i += 2) {
+        size_t j = i < last ? i + 1 : i;
+        __m256i a = sum_taps(in + 4 * (size_t)(filter->first[i] - filter->low), filter->weights + i * stride, taps);
+        __m256i b = sum_taps(in + 4 * (size_t)(filter->first[j] - filter->low), filter->weights + j * stride, taps);
+        __m256i both = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+        both = _mm256_srai_epi32(_mm256_add_epi32(both, half), BITS);
+        __m128i pixels = _mm_packs_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+        _mm_storel_epi64((__m128i *)(out + 4 * i), _mm_packus_epi16(pixels, pixels));
+    }
+}
+
+__attribute__((target("avx2"))) static void row_avx2(const Filter *filter, const uint8_t *in, uint8_t *out) {
+    if (filter->most == 2)
+        row_of(filter, in, out, 2);
+    else if (filter->most == 4)
+        row_of(filter, in, out, 4);
+    else if (filter->most == 6)
+        row_of(filter, in, out, 6);
+    else
+        row_of(filter, in, out, filter->most);
 }
 
 __attribute__((target("avx2"))) static void column_avx2(const int32_t *weights, int taps, const uint8_t *rows, size_t pitch, size_t bytes,
@@ -142,7 +160,7 @@ __attribute__((target("avx2"))) static void column_avx2(const int32_t *weights, 
 #define column_avx2(weights, taps, rows, pitch, bytes, out) column_plain(weights, taps, rows, pitch, 0, bytes, out)
 #endif
 
-/* One row: `in` starts at input filter->low and has a pixel to spare behind its last; four bytes an output. */
+/* One row: `in` starts at input filter->low, and may be read filter->most pixels past its last; `out` may be written one past its last. */
 void filter_row(const Filter *filter, const uint8_t *in, uint8_t *out) {
     if (HAVE_AVX2)
         row_avx2(filter, in, out);

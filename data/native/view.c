@@ -20,7 +20,7 @@ typedef struct {
     Filter across, down;
     int down_first;
     uint8_t *strip, *rows, *tall, *line; /* of bytes: decoded rows; all rows of the part; one row before and one after the second pass */
-    size_t pitch;
+    size_t pitch, decoded; /* bytes from one of rows to the next; of one decoded row */
 } Job;
 
 static void on_error(j_common_ptr cinfo) { longjmp(((ErrorManager *)cinfo->err)->escape, 1); }
@@ -83,15 +83,16 @@ static int choose_order(j_decompress_ptr cinfo, const JpegView *view) {
     return down > 2 * (across > 0 ? across : 0);
 }
 
-/* `width`: decoded columns. Rows have two pixels to spare: the resizing reads one past the last. */
+/* `width`: decoded columns. Rows have room for what filter_row reads and writes past their ends. */
 static void make_buffers(Job *job, size_t width) {
-    size_t out_bytes = 4 * (size_t)job->view->width, num_rows = (size_t)(job->down.high - job->down.low);
-    size_t decoded = 4 * (width + 2);
+    size_t out_bytes = 4 * ((size_t)job->view->width + 1), num_rows = (size_t)(job->down.high - job->down.low);
+    size_t decoded = 4 * (width + (size_t)job->across.most);
+    job->decoded = decoded;
     job->pitch = job->down_first ? decoded : out_bytes;
-    job->strip = job->down_first ? NULL : calloc(STRIP, decoded);
-    job->rows = calloc(num_rows, job->pitch);
-    job->line = calloc(1, out_bytes);
-    job->tall = calloc(1, decoded);
+    job->strip = job->down_first ? NULL : malloc(STRIP * decoded);
+    job->rows = malloc(num_rows * job->pitch);
+    job->line = malloc(out_bytes);
+    job->tall = malloc(decoded);
     if (!job->rows || !job->line || !job->tall || (!job->down_first && !job->strip)) longjmp(job->errors.escape, NO_MEMORY);
 }
 
@@ -111,13 +112,12 @@ static JDIMENSION crop_columns(Job *job) {
 static void read_rows(Job *job, size_t column) {
     j_decompress_ptr cinfo = &job->cinfo;
     JDIMENSION top = (JDIMENSION)job->down.low, bottom = (JDIMENSION)job->down.high;
-    size_t pitch = job->down_first ? job->pitch : 4 * ((size_t)cinfo->output_width + 2);
     JSAMPROW pointers[STRIP];
     if (top > 0 && jpeg_skip_scanlines(cinfo, top) != top) on_error((j_common_ptr)cinfo);
     uint8_t *row = job->rows;
     for (JDIMENSION y = top; y < bottom;) {
         JDIMENSION wanted = bottom - y < STRIP ? bottom - y : STRIP;
-        for (JDIMENSION i = 0; i < wanted; i++) pointers[i] = (job->down_first ? row : job->strip) + i * pitch;
+        for (JDIMENSION i = 0; i < wanted; i++) pointers[i] = (job->down_first ? row : job->strip) + i * job->decoded;
         JDIMENSION got = jpeg_read_scanlines(cinfo, pointers, wanted);
         if (got == 0) on_error((j_common_ptr)cinfo);
         for (JDIMENSION i = 0; i < got; i++, y++, row += job->pitch)
@@ -151,7 +151,7 @@ static void write_pixels(Job *job, size_t column) {
             filter_column(&job->down, job->rows + column, job->pitch, 4 * (size_t)(job->across.high - job->across.low), y, job->tall);
             filter_row(&job->across, job->tall, job->line);
         } else {
-            filter_column(&job->down, job->rows, job->pitch, job->pitch, y, job->line);
+            filter_column(&job->down, job->rows, job->pitch, 4 * (size_t)view->width, y, job->line);
         }
         write_row(job->line, view, view->out + y * view->step_y);
     }
