@@ -1,7 +1,7 @@
 """Train a PyTorch model on many processes straight from WebDataset tar shards.
 
 The story of a run, from `cli` on: flags -> `prepare` in the parent (a mistake is one line and exit 2) -> `mp.spawn(process_fn)` ->
-`main` in every process: loaders, model, optimizer, training, evaluation, checkpoints.
+`main` in every process: loaders, model, optimizer, training, evaluation, checkpoints, test.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import torch.multiprocessing as mp
 
 from data import build_loader
 from engine import checkpoint, distributed, flags, launcher, runs
-from engine.evaluate import evaluate
+from engine.evaluate import evaluate, predict
 from engine.handshake import check_same
 from engine.optim import create_optimizer, lr_at
+from engine.predictions import Predictions
 from engine.prepare import AlreadyFinished, prepare
 from engine.progress import Progress
 from engine.report import Report
+from engine.settings import has_clips
 from engine.train import Trainer, load_optimizer
+from engine.views import answer_views
 from models import create_model
 
 
@@ -36,7 +39,7 @@ def main(args: argparse.Namespace) -> None:
         args.local_rank, nproc=args.nproc_per_node, nnodes=args.nnodes, node_rank=args.node_rank, dist_url=args.dist_url,
         store_port=args.store_port, backend=args.dist_backend, device=args.device, seconds=args.dist_timeout,
     )  # fmt: skip
-    check_same(ranks, args.agreed, {"shards": args.shards, "validation shards": args.val_shards})
+    check_same(ranks, args.agreed, {"shards": args.shards, "validation shards": args.val_shards, "test shards": args.test_shards})
     first = ranks.rank == 0
     saved = ranks.broadcast(checkpoint.read(args.checkpoint) if first and args.checkpoint else None)
     folder = ranks.broadcast(runs.open_folder(**args.opening) if first else None)
@@ -48,12 +51,13 @@ def main(args: argparse.Namespace) -> None:
     report.start(args.messages, **args.facts)
 
     loading = {"batch_size": args.batch_size, "task": args.task, "img_size": args.img_size, "rank": ranks.rank,
-               "world_size": ranks.world_size, "num_workers": args.workers, "pin_memory": args.device == "cuda"}  # fmt: skip
-    val_loader = build_loader(
-        args.val_shards, labels=args.val_labels, training=False, transform={"decoder": args.decoder}, **loading
-    ) if args.val_shards else None  # fmt: skip
+               "world_size": ranks.world_size, "num_workers": args.workers, "pin_memory": args.device == "cuda",
+               "transform": args.transform}  # fmt: skip
+    val_loader = build_loader(args.val_shards, labels=args.val_labels, training=False, **loading) if args.val_shards else None
+    testing = {"labels": args.test_labels, "training": False, **loading, **args.testing}
+    test_loader = build_loader(args.test_shards, **testing) if args.test_shards else None
     torch.manual_seed(args.seed)  # every rank starts from the same weights
-    model = create_model(args.model, args.num_classes, args.img_size).to(ranks.device)
+    model = create_model(args.model, args.num_classes, args.img_size, **args.model_options).to(ranks.device)
     if saved:
         model.load_state_dict(saved["model"])
 
@@ -61,14 +65,29 @@ def main(args: argparse.Namespace) -> None:
         assert val_loader is not None
         return evaluate(model, val_loader, ranks, on_batch=lambda batch: report.batch(progress.step, batch, split="val"))
 
+    def run_test() -> None:
+        assert test_loader is not None
+        predictions, answer = Predictions(), partial(predict, model=model, device=ranks.device)
+        if has_clips(args):
+            answer = partial(answer_views, answer, how=args.ensemble, at_once=args.batch_size // ranks.world_size)
+        result = evaluate(
+            model, test_loader, ranks, answer=answer, on_answer=predictions.add,
+            on_batch=lambda batch: report.batch(progress.step, batch, split="test"),
+        )  # fmt: skip
+        predictions.write(folder, ranks)
+        report.test(step=progress.step, **result)
+
     if args.evaluate:
-        report.evaluation(epoch=saved["epoch"], step=progress.step, **run_evaluation())
+        if val_loader is not None:
+            report.evaluation(epoch=saved["epoch"], step=progress.step, **run_evaluation())
+        if test_loader is not None:
+            run_test()
         report.end("evaluated", steps=progress.step, samples_seen=args.facts["samples_seen"], best=progress.best)
         return distributed.shut_down()
 
     loader = build_loader(
         args.shards, labels=args.labels, training=True, epochs=args.epochs, seed=args.seed, shuffle=not args.no_shuffle,
-        shuffle_block=args.shuffle_block, lanes=args.lanes, transform=args.transform, **loading,
+        shuffle_block=args.shuffle_block, lanes=args.lanes, **loading,
     )  # fmt: skip
     optimizer = create_optimizer(model, args.opt, args.lr, args.momentum, args.weight_decay)
     if saved:
@@ -81,6 +100,8 @@ def main(args: argparse.Namespace) -> None:
         evaluate=run_evaluation if val_loader is not None else None, facts=args.kept, max_bad=args.max_bad,
         log_interval=args.log_interval, checkpoint_interval=args.checkpoint_interval,
     ).run()  # fmt: skip
+    if finished and test_loader is not None:
+        run_test()
     report.end("finished" if finished else "stopped", steps=progress.step, samples_seen=loader.position, best=progress.best)
     distributed.shut_down()
     if not finished:

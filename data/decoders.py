@@ -68,6 +68,11 @@ class Picture:
         return (height, width) if self.orientation >= 5 else (width, height)
 
 
+def is_picture(data: Buffer) -> bool:
+    """Whether the first bytes are those of a picture that is read here."""
+    return _MAGIC.match(bytes(data[:16])) is not None
+
+
 def open_picture(data: Buffer) -> Picture:
     """Reads the header. Raises DataError: no picture, a broken header, more than MAX_PIXELS."""
     data = bytes(data)

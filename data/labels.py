@@ -7,7 +7,7 @@ a `DataError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,16 @@ def _label_in_json(value: Any, path: str) -> int | str:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise DataError(f"label {str(value)[:40]!r} at {path!r} is neither an integer nor a class name")
+
+
+def find_field(fields: Mapping[str, Any], names: Sequence[str], what: str) -> str:
+    """The one of `names` that the sample has. Raises DataError for none, and for two: which one is meant can't be known."""
+    found = [name for name in names if name in fields]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise DataError(f"no {what}: the sample's fields are {list_fields(fields)}")
+    raise DataError(f"{len(found)} {what}s in one sample: {', '.join(found)}", field=found[0])
 
 
 def list_fields(fields: Mapping[str, Any]) -> str:

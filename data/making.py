@@ -20,7 +20,9 @@ from .output import Done, append_record
 from .packing import ShardPlan, describe
 from .pictures import check_picture, resize_picture
 from .readers import FolderReader, TarReader, ZipReader
+from .sources import suffix_of
 from .tables import SourceError
+from .video_files import VIDEO_SUFFIXES, check_video, resize_video
 from .writer import ShardWriter
 
 
@@ -33,6 +35,7 @@ class ShardWork:
     reader: FolderReader | TarReader | ZipReader
     resize: int | None
     strict: bool
+    resize_video: int | None = None
 
     def __call__(self, plan: ShardPlan) -> Done:
         """Write one shard; pictures that can't be read are left out of it, or raise SourceError when `strict`."""
@@ -42,7 +45,7 @@ class ShardWork:
             for key, number, entry in plan.items:
                 try:
                     data = self.reader.read(entry)
-                    field, data = resize_picture(data, self.resize) if self.resize else (check_picture(data), data)
+                    field, data = self._treat(entry.name, data)
                 except (DataError, OSError) as error:
                     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                     if self.strict:
@@ -59,13 +62,20 @@ class ShardWork:
         return done
 
 
+    def _treat(self, name: str, data: bytes) -> tuple[str, bytes]:
+        """Field name and bytes to store. Raises DataError."""
+        if suffix_of(name) in VIDEO_SUFFIXES:
+            return resize_video(data, self.resize_video) if self.resize_video else (check_video(data), data)
+        return resize_picture(data, self.resize) if self.resize else (check_picture(data), data)
+
+
 def write_shards(work: ShardWork, plans: Sequence[ShardPlan], workers: int, total: int) -> dict[str, Done]:
-    """Do the work for every plan, and show how many of `total` pictures are through."""
+    """Do the work for every plan, and show how many of `total` pictures (or videos) are through."""
     from tqdm import tqdm
 
     done = {}
     ahead = total - sum(len(plan.items) for plan in plans)
-    with tqdm(total=total, initial=ahead, unit=" pictures", disable=None, file=sys.stderr) as progress:
+    with tqdm(total=total, initial=ahead, unit=" samples", disable=None, file=sys.stderr) as progress:
         for plan, result in _run(work, plans, min(workers, len(plans))):
             done[plan.path] = result
             progress.update(len(plan.items))

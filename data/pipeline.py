@@ -222,7 +222,7 @@ def build_loader(
         classes = read_classes(classes)
     if labels is None:
         labels = resolve_labels(found, label, classes=classes, num_classes=num_classes)
-    size = default_img_size(found) if img_size is None else img_size
+    size = default_img_size(found, task) if img_size is None else img_size
     made = create_task(task, training=training, labels=labels, img_size=size, **(transform or {}))
     if num_workers:
         loading.setdefault("prefetch_factor", 2)

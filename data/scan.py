@@ -1,6 +1,6 @@
 """What labels, fields and pictures shards hold, found by walking the tars before training.
 
-in: shards, a label source  ->  out: counts of labels; the usual size of the pictures
+in: shards, a label source  ->  out: counts of labels; the usual size of pictures or videos
 Invariant: touches headers and the bytes of one field only, and judges no single sample: bad ones are the loader's to report.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from .decoders import IMAGE_FIELDS, open_picture
+from .decoders import IMAGE_FIELDS
 from .errors import DataError, ShardError
 from .labels import list_fields, read_label
 from .shards import Shard, create_pool, describe_empty
@@ -146,22 +146,24 @@ def _count_in_shard(source: str, shard: Shard) -> Counter[int | str]:
     return labels
 
 
-def default_img_size(shards: Sequence[Shard]) -> int:
-    """The median short side of the first 256 pictures, up to a multiple of 32, within 32..224. Raises ShardError where
-    there is no picture."""
+def median_side(
+    shards: Sequence[Shard], fields: Sequence[str], measure: Callable[[memoryview], int], limit: int, what: str
+) -> int:
+    """The median of what `measure` says of the first `limit` of such fields, up to a multiple of 32, within 32..224. Raises ShardError
+    where there are none."""
     sides: list[int] = []
     seen = _Seen(shards)
     reason = ""
     for name, data in seen.first_fields(shards):
-        if name in IMAGE_FIELDS:
+        if name in fields:
             try:
-                sides.append(min(open_picture(data).size))
+                sides.append(measure(data))
             except DataError as error:
                 reason = reason or error.reason
-            if len(sides) == 256:
+            if len(sides) == limit:
                 break
     if not sides:
-        advice = f"a picture is in one of {', '.join(IMAGE_FIELDS)}"
-        raise seen.error(f"picture that can be read ({reason})" if reason else "picture field", advice)
+        advice = f"a {what} is in one of {', '.join(fields)}"
+        raise seen.error(f"{what} that can be read ({reason})" if reason else f"{what} field", advice)
     sides.sort()
     return min(224, max(32, -(-sides[len(sides) // 2] // 32) * 32))

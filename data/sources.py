@@ -1,14 +1,16 @@
-"""Where the pictures come from: a folder, an archive, or a table that names files and labels.
+"""Where the pictures or videos come from: a folder, an archive, a table or annotations that name files and labels.
 
-in: the path the user gave  ->  out: `Source`: one `Entry` per picture, and a reader for their bytes
-Invariant: entries are sorted by name; a name is relative to the deepest folder common to all pictures, so a folder, its
-zip and its tar give the same entries. Names from an archive are never used as paths.
+in: the path the user gave  ->  out: `Source`: one `Entry` per picture or video, and a reader for their bytes
+Invariant: entries are sorted by name; a name is relative to the deepest folder common to all of them, so a folder, its
+zip and its tar give the same entries. Names from an archive are never used as paths. A source is one of pictures or of videos: the
+kind that it has more of; files of the other are passed over.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import re
 import stat
 import unicodedata
 import zipfile
@@ -18,7 +20,8 @@ from typing import Any
 
 from .pictures import PICTURE_SUFFIXES
 from .readers import Entry, FolderReader, TarReader, ZipReader
-from .tables import TABLE_SUFFIXES, SourceError, read_table
+from .tables import TABLE_SUFFIXES, SourceError, read_annotations, read_table
+from .video_files import VIDEO_SUFFIXES
 
 SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _LITTER = frozenset(["__macosx", "thumbs.db", "desktop.ini", "@eadir"])  # beside all names that begin with a dot
@@ -30,17 +33,21 @@ class Source:
 
     entries: list[Entry]
     reader: FolderReader | TarReader | ZipReader
+    what: str = "picture"  # or "video"
     from_table: bool = False
     unlabelled: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
     damage: str = ""
+    missing: list[str] = field(default_factory=list)  # annotated ids that have no file
 
 
-def open_source(path: str, columns: tuple[str, str] | None = None) -> Source:
-    """Look at `path` and list its pictures with their labels; raises SourceError where there are none."""
+def open_source(path: str, columns: tuple[str, str] | None = None, annotations: str | None = None) -> Source:
+    """Look at `path` and list its pictures or videos with their labels; raises SourceError where there are none."""
     if not os.path.exists(path):
         raise SourceError(f"{path}: no such file or folder")
-    if os.path.isdir(path):
+    if annotations is not None:
+        source = _open_annotated(path, annotations)
+    elif os.path.isdir(path):
         source = _open_folder(path, columns)
     elif path.lower().endswith(TABLE_SUFFIXES):
         source = _open_table(path, columns)
@@ -49,8 +56,11 @@ def open_source(path: str, columns: tuple[str, str] | None = None) -> Source:
             raise SourceError(f"--columns names columns of a CSV, TSV or JSONL table, and {path} is none")
         source = _open_archive(path)
     if not source.entries:
-        raise SourceError(f"{path}: no picture found ({', '.join(sorted(PICTURE_SUFFIXES))})")
+        suffixes = ", ".join(sorted(PICTURE_SUFFIXES)), ", ".join(sorted(VIDEO_SUFFIXES))
+        raise SourceError(f"{path}: no picture found ({suffixes[0]}), and no video ({suffixes[1]})")
     source.entries.sort()
+    videos = sum(suffix_of(entry.name) in VIDEO_SUFFIXES for entry in source.entries)
+    source.what = "video" if 2 * videos > len(source.entries) else "picture"
     return source
 
 
@@ -63,10 +73,11 @@ def _open_folder(path: str, columns: tuple[str, str] | None) -> Source:
     passed_over: list[str] = []
     if not columns:
         for name, size in _walk_folder(path):
-            if _is_picture(name):
+            if suffix_of(name) in PICTURE_SUFFIXES | VIDEO_SUFFIXES:
                 found.append((unicodedata.normalize("NFC", name), size, name))
             else:
                 passed_over.append(name)
+        found = _of_one_kind(found, passed_over)
         if not tables or len({_folder_of(name) for name, _, _ in found}) > 1:
             return _label_by_folder(path, found, FolderReader(path), passed_over)
     if len(tables) != 1:
@@ -130,6 +141,32 @@ def _size_of(path: str) -> int:
         return -1
 
 
+# --- annotations
+
+
+def _open_annotated(path: str, annotations: str) -> Source:
+    """Videos of a folder that are named by id (`<id>.mp4`, `<id>_000010_000020.mp4`), whose labels stand in Kinetics' JSON."""
+    if not os.path.isdir(path):
+        raise SourceError(f"{path}: --annotations goes with a folder of videos that are named by id, and this is none")
+    wanted = read_annotations(annotations)
+    splits = {split for _, split in wanted.values()}
+    source = Source([], FolderReader(path), from_table=True)
+    there = set()
+    for name, size in _walk_folder(path):
+        stem = name.rpartition("/")[2].rpartition(".")[0]
+        identity = stem if stem in wanted else re.sub(r"_\d+_\d+$", "", stem)
+        if suffix_of(name) not in VIDEO_SUFFIXES or identity not in wanted:
+            source.passed_over.append(name)
+            continue
+        label, split = wanted[identity]
+        there.add(identity)
+        source.entries.append(Entry(unicodedata.normalize("NFC", name), label, split if len(splits) > 1 else "", size, name))
+    source.missing = [identity for identity in wanted if identity not in there]
+    if not source.entries:
+        raise SourceError(f"{path}: none of the {len(wanted)} ids of {annotations} has a video here (such as {next(iter(wanted))}.mp4)")
+    return source
+
+
 # --- archives
 
 
@@ -152,11 +189,11 @@ def _open_archive(path: str) -> Source:
         if not parts or any(map(_is_litter, parts)):
             continue
         name = unicodedata.normalize("NFC", "/".join(parts))
-        if _is_picture(name):
+        if suffix_of(name) in PICTURE_SUFFIXES | VIDEO_SUFFIXES:
             found[name] = (name, size, where)  # a name that comes again replaces the first, as in unpacking
         else:
             passed_over.append(name)
-    source = _label_by_folder(path, list(found.values()), reader, passed_over)
+    source = _label_by_folder(path, _of_one_kind(list(found.values()), passed_over), reader, passed_over)
     source.damage = damage
     return source
 
@@ -224,8 +261,9 @@ def _label_by_folder(path: str, found: list[tuple[str, int, Any]], reader: Any, 
     if not source.entries:
         if any(name.endswith(".cls") for name in passed_over):
             raise SourceError(f"{path}: holds .cls files beside its pictures, so it is a shard already: train on it as it is")
+        what = "videos" if suffix_of(min(found)[0]) in VIDEO_SUFFIXES else "pictures"
         raise SourceError(
-            f"{path}: no class folders: all {len(found)} pictures lie in one folder (such as {min(found)[0]}); "
+            f"{path}: no class folders: all {len(found)} {what} lie in one folder (such as {min(found)[0]}); "
             "put each class into its own folder, or give a table with --columns PATH,LABEL"
         )
     return source
@@ -247,5 +285,15 @@ def _is_litter(name: str) -> bool:
     return name.startswith(".") or name.lower() in _LITTER
 
 
-def _is_picture(name: str) -> bool:
-    return name.rpartition(".")[2].lower() in PICTURE_SUFFIXES and "." in name
+def suffix_of(name: str) -> str:
+    """What follows the last dot, in lower case; "" without one."""
+    return name.rpartition(".")[2].lower() if "." in name else ""
+
+
+def _of_one_kind(found: list[tuple[str, int, Any]], passed_over: list[str]) -> list[tuple[str, int, Any]]:
+    """The videos where there are more of them than pictures, else the pictures; the others go to `passed_over`."""
+    videos = [item for item in found if suffix_of(item[0]) in VIDEO_SUFFIXES]
+    pictures = [item for item in found if suffix_of(item[0]) in PICTURE_SUFFIXES]
+    kept, others = (videos, pictures) if len(videos) > len(pictures) else (pictures, videos)
+    passed_over += [name for name, _, _ in others]
+    return kept

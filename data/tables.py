@@ -13,10 +13,32 @@ from typing import Any
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 DEFAULT_COLUMNS = ("path", "label")
+SUBSETS = {"training": "train", "validate": "val", "validation": "val", "testing": "test"}  # other words stay as they are
 
 
 class SourceError(ValueError):
     """A source that no shards can be made from; the message is one line for the user."""
+
+
+def read_annotations(path: str) -> dict[str, tuple[str, str]]:
+    """Kinetics' JSON, {id: {"annotations": {"label": ...}, "subset": ...}, ...} -> id: (label, split); split "" where none is said.
+    Raises SourceError."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            content = json.load(file)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"--annotations {path}: can't be read ({error})") from error
+    if not isinstance(content, dict) or not content:
+        raise SourceError(f"--annotations {path}: it must be an object of videos by their ids, as Kinetics has it")
+    found = {}
+    for identity, about in content.items():
+        notes = about.get("annotations") if isinstance(about, dict) else None
+        label = notes.get("label") if isinstance(notes, dict) else None
+        if not isinstance(label, str) or not label.strip():
+            raise SourceError(f'--annotations {path}: {identity} has no {{"annotations": {{"label": "..."}}}}')
+        subset = str(about.get("subset", ""))
+        found[identity] = label.strip(), SUBSETS.get(subset, subset)
+    return found
 
 
 def read_table(path: str, columns: tuple[str, str] | None) -> list[tuple[str, str]]:

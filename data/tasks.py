@@ -6,7 +6,7 @@ Invariant: a task is a frozen value that pickles; what is wrong with a sample is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,20 @@ import numpy as np
 import torch
 
 from .classes import read_classes, resolve_labels
-from .decoders import IMAGE_FIELDS
+from .decoders import IMAGE_FIELDS, open_picture
 from .errors import DataError
-from .labels import LabelMap, list_fields
-from .scan import default_img_size
+from .labels import LabelMap, find_field
+from .scan import median_side
+from .shards import Shard
+from .stills import short_side
 from .transforms import choose_decoder, eval_transform, train_transform
+from .video import VIDEO_FIELDS
+from .video_task import VideoClassification
 
-__all__ = ["TASKS", "ImageClassification", "LabelMap", "create_task", "default_img_size", "read_classes", "resolve_labels"]
+__all__ = [
+    "TASKS", "ImageClassification", "LabelMap", "VideoClassification", "check_task", "create_task", "default_img_size", "find_picture",
+    "read_classes", "resolve_labels",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +75,32 @@ class ImageClassification:
 
 
 def find_picture(fields: Mapping[str, Any]) -> str:
-    """The name of the one picture field. Raises DataError for none, and for two: which one is meant can't be known."""
-    found = [name for name in IMAGE_FIELDS if name in fields]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise DataError(f"no picture: the sample's fields are {list_fields(fields)}")
-    raise DataError(f"{len(found)} pictures in one sample: {', '.join(found)}", field=found[0])
+    """The name of the one picture field. Raises DataError."""
+    return find_field(fields, IMAGE_FIELDS, "picture")
 
 
 TASKS = {
     "image-classification": ImageClassification,
+    "video-classification": VideoClassification,
 }
 
 
-def create_task(name: str, **settings: Any) -> ImageClassification:
-    """The task of this name with its settings: training, labels, img_size, scale, hflip, augment, decoder. Raises ValueError."""
+def check_task(name: str) -> None:
+    """Raises ValueError for a task that is none of ours."""
     if name not in TASKS:
         raise ValueError(f"task {name!r} is unknown; there are {', '.join(TASKS)}")
+
+
+def create_task(name: str, **settings: Any) -> Any:
+    """The task of this name with its settings: training, labels, img_size, and those of its own. Raises ValueError."""
+    check_task(name)
     return TASKS[name](**settings)
+
+
+def default_img_size(shards: Sequence[Shard], task: str = "image-classification") -> int:
+    """The median short side of the first pictures (or videos), up to a multiple of 32, within 32..224. Raises ShardError where there is
+    none."""
+    check_task(task)
+    if TASKS[task] is VideoClassification:
+        return median_side(shards, VIDEO_FIELDS, short_side, 16, "video")
+    return median_side(shards, IMAGE_FIELDS, lambda data: min(open_picture(data).size), 256, "picture")

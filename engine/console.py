@@ -149,6 +149,15 @@ class Console:
             f" top-5 {format_share(top5)}, loss {format_loss(loss)}"
         )
 
+    def test(
+        self, *, num_samples: int, bad_samples: int, loss: float | None, top1: float | None, top5: float | None, correct: int
+    ) -> None:
+        """Show the test."""
+        bad = f", {bad_samples:,} bad" if bad_samples else ""
+        self.line(
+            f"test: top-1 {format_share(top1)} ({correct:,} of {num_samples:,}{bad}), top-5 {format_share(top5)}, loss {format_loss(loss)}"
+        )
+
     def close(self) -> None:
         """Leave the bar as it stands; safe to call twice."""
         if self._bar is not None:

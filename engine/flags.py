@@ -67,6 +67,19 @@ FLAGS: dict[str, list[Row]] = {
         ("-j --workers", None, {"type": integer(0), "metavar": "N"}, "loader workers per process (default: cores / processes, at most 8)"),
         ("--max-bad", 0.01, {"type": number(0.0, 1.0), "metavar": "SHARE"}, "stop when more than this share of the samples seen (and more than 10) is bad"),
     ],
+    "clips": [
+        ("--num-frames", 32, {"type": integer(1), "metavar": "N"}, "frames of a clip (for --task video-classification, as the other flags here)"),
+        ("--sampling-rate", 2, {"type": integer(1), "metavar": "N"}, "take every Nth frame"),
+        ("--target-fps", 30.0, {"type": number(0.001), "metavar": "FPS"}, "frames a second of the video that is sampled so, whatever the file has"),
+        ("--short-side", None, {"type": integer(1), "nargs": 2, "metavar": ("MIN", "MAX")}, "what a training video's short side is brought to before it is cropped (default: 256 320 for pictures of 224, and so in proportion)"),
+    ],
+    "test": [
+        ("--test-data", None, {"nargs": "+", "metavar": "PATTERN"}, "test shards: tested after the training, or with --evaluate (default: none)"),
+        ("--test-size", None, {"type": integer(1), "metavar": "N"}, "side of the test's pictures (default: --img-size)"),
+        ("--num-ensemble-views", None, {"type": integer(1), "metavar": "N"}, "clips of each test video, spread from its start to its end (default: 10; 1 is the middle)"),
+        ("--num-spatial-crops", None, {"type": integer(1), "metavar": "N"}, "crops of each such clip, spread along its long side (default: 3; 1 is the middle)"),
+        ("--ensemble", "sum", {"choices": ["sum", "max"]}, "how they answer together: the mean of their probabilities, or the highest of each class"),
+    ],
     "stream": [
         ("--epochs", 10, {"type": integer(1), "metavar": "N"}, "epochs to train"),
         ("-b --batch-size", None, {"type": integer(1), "metavar": "N"}, "global batch, over all processes (default: 256, or the number of samples if that is less)"),
@@ -76,7 +89,8 @@ FLAGS: dict[str, list[Row]] = {
         ("--lanes", 1, {"type": integer(1), "metavar": "N"}, "cut the shards into N lanes; a multiple of the machines keeps each to its own shards"),
     ],
     "model and optimizer": [
-        ("--model", "resnet18", {"metavar": "NAME"}, "a torchvision classification model, resnet20 or tiny"),
+        ("--model", "resnet18", {"metavar": "NAME"}, "a torchvision classification model (of pictures or of clips), resnet20, tiny, slowfast_8x8_r50 and its kind"),
+        ("--model-kwargs", None, {"nargs": "+", "metavar": "NAME=VALUE"}, "keywords of the model's constructor, such as width_per_group=8 dropout=0.5 (default: none)"),
         ("--opt", "sgd", {"metavar": "NAME"}, "sgd (Nesterov) or adamw"),
         ("--lr", None, {"type": number(0.0), "metavar": "X"}, "peak learning rate (default: 0.1 per 256 samples of batch; adamw 0.001 at 256, by the square root)"),
         ("--momentum", 0.9, {"type": number(0.0, 0.9999), "metavar": "X"}, "momentum, or adamw's first beta"),
@@ -92,7 +106,7 @@ FLAGS: dict[str, list[Row]] = {
         ("--checkpoint-interval", 0, {"type": integer(0), "metavar": "STEPS"}, "also save every so many steps (0: at the ends of epochs only)"),
         ("--log-interval", 50, {"type": integer(1), "metavar": "STEPS"}, "steps between two lines of the log"),
         ("--audit", False, {"action": "store_true"}, "write every consumed sample's id to audit/"),
-        ("-e --evaluate", False, {"action": "store_true"}, "only evaluate the checkpoint that --resume names, on --val-data"),
+        ("-e --evaluate", False, {"action": "store_true"}, "only evaluate the checkpoint that --resume names, on --val-data, --test-data or both"),
         ("-c --config", None, {"metavar": "FILE"}, "a recipe: YAML whose keys are flag names; flags win over it (default: none)"),
     ],
     "launch": [
@@ -111,7 +125,7 @@ NOT_KEPT = frozenset({
     "device", "nproc_per_node", "nnodes", "node_rank", "dist_url", "dist_timeout", "dist_backend",
 })  # fmt: skip
 # These say where data lies, and may differ from machine to machine; what lies there may not.
-PLACES = frozenset({"data", "val_data", "classes"})
+PLACES = frozenset({"data", "val_data", "test_data", "classes"})
 
 EXAMPLES = """examples:
   python run.py --data 'shards/{000..099}.tar' --model resnet50
@@ -228,14 +242,14 @@ def kept(args: argparse.Namespace) -> dict[str, Any]:
 
 
 # A checkpoint decides these: another value would make it another run, or another model.
-DECIDED = ("task", "model", "num_classes", "img_size", "opt", "seed", "no_shuffle", "shuffle_block", "lanes")
-DECIDED_TO_EVALUATE = ("task", "model", "num_classes")
+DECIDED = ("task", "model", "model_kwargs", "num_classes", "img_size", "num_frames", "sampling_rate", "target_fps", "opt", "seed", "no_shuffle", "shuffle_block", "lanes")
+DECIDED_TO_EVALUATE = ("task", "model", "model_kwargs", "num_classes")
 
 
 def check_contradictions(args: argparse.Namespace, saved: dict[str, Any]) -> None:
     """Raises ValueError for a flag that was given and contradicts the checkpoint."""
     for name in DECIDED_TO_EVALUATE if args.evaluate else DECIDED:
-        now, then = getattr(args, name), saved[name]
+        now, then = getattr(args, name), saved.get(name, defaults()[name])  # a checkpoint may be older than a flag
         if name in args.explicit and now != then:
             flag = f"--{name.replace('_', '-')}"
             against = f"{flag} {now} contradicts the checkpoint's {then}"

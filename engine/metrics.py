@@ -27,6 +27,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "samples_per_second", "data_wait",
     ),
     "eval": ("epoch", "step", "num_samples", "loss", "top1", "top5", "correct"),
+    "test": ("step", "num_samples", "bad_samples", "loss", "top1", "top5", "correct"),
     "end": ("status", "steps", "samples_seen"),
 }  # fmt: skip
 OPEN_EVENTS = ("start", "end")

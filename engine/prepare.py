@@ -24,6 +24,7 @@ from models import check_model, create_model, model_names
 from . import checkpoint, distributed, flags, runs
 from .optim import check_optimizer, default_lr
 from .report import opening_lines
+from .settings import has_clips, model_options, num_frames, task_settings, view_settings
 
 
 class AlreadyFinished(Exception):
@@ -41,12 +42,16 @@ def prepare(args: argparse.Namespace) -> None:
     check_optimizer(args.opt, args.sched)
     if args.model not in model_names():
         create_model(args.model, 1)  # raises: before the shards are read, which may take long
-    prepare_decoder(args, saved)
-    args.transform = {"scale": args.scale and tuple(args.scale), "hflip": args.hflip, "augment": not args.no_aug, "decoder": args.decoder}
+    if not has_clips(args):
+        prepare_decoder(args, saved)
+    args.transform, args.model_options = task_settings(args), model_options(args.model_kwargs)
     create_task(args.task, training=True, labels=None, img_size=args.img_size or 1, **args.transform)
     prepare_data(args, saved)
     prepare_training(args, saved)
-    check_model(args.model, args.num_classes, args.img_size, 2 if args.evaluate else -(-args.batch_size // args.world_size))
+    rank_batch = 2 if args.evaluate else -(-args.batch_size // args.world_size)
+    args.testing = view_settings(args)
+    test_size = args.testing["img_size"] if args.test_shards else None
+    check_model(args.model, args.num_classes, args.img_size, rank_batch, num_frames(args), args.model_options, test_size)
 
 
 def prepare_launch(args: argparse.Namespace) -> None:
@@ -120,11 +125,14 @@ def find_run(args: argparse.Namespace) -> Path | None:
 
 def prepare_data(args: argparse.Namespace, saved: dict[str, Any] | None) -> None:
     """Shards, classes and picture size: from the flags, the checkpoint, or the data itself."""
+    if args.evaluate and {"val_data", "test_data"} & args.explicit:  # not what the run evaluated on, besides
+        args.val_data = args.val_data if "val_data" in args.explicit else None
+        args.test_data = args.test_data if "test_data" in args.explicit else None
     wanted = "--val-data" if args.evaluate else "--data"
-    if not (args.val_data if args.evaluate else args.data):
+    if not (args.val_data or args.test_data if args.evaluate else args.data):
         raise ValueError(f"{wanted} is missing: name the shards, for example {wanted} 'shards/{{000..099}}.tar'")
     classes = {"classes": class_names(args, saved), "num_classes": args.num_classes}
-    args.labels = args.val_labels = None
+    args.labels = args.val_labels = args.test_labels = None
     if args.evaluate:
         args.shards = []
     else:
@@ -136,8 +144,11 @@ def prepare_data(args: argparse.Namespace, saved: dict[str, Any] | None) -> None
     args.val_shards = load_shards(args.val_data) if args.val_data else []
     if args.val_shards:
         args.val_labels = resolve_labels(args.val_shards, args.label, **classes)
-    args.num_classes = (args.labels or args.val_labels).num_classes
-    args.img_size = args.img_size or default_img_size(args.shards or args.val_shards)
+    args.test_shards = load_shards(args.test_data) if args.test_data else []
+    if args.test_shards:
+        args.test_labels = resolve_labels(args.test_shards, args.label, **classes)
+    args.num_classes = (args.labels or args.val_labels or args.test_labels).num_classes
+    args.img_size = args.img_size or default_img_size(args.shards or args.val_shards or args.test_shards, args.task)
 
 
 def class_names(args: argparse.Namespace, saved: dict[str, Any] | None) -> list[str] | None:
@@ -154,14 +165,16 @@ def class_names(args: argparse.Namespace, saved: dict[str, Any] | None) -> list[
 def agreed_facts(args: argparse.Namespace) -> dict[str, Any]:
     """What every rank must have alike: data, classes and flags, but not where the data lies."""
     facts = {f"--{name.replace('_', '-')}": value for name, value in args.kept["flags"].items() if name not in flags.PLACES}
-    for name, shards in (("shards", args.shards), ("validation shards", args.val_shards)):
+    for name, shards in (("shards", args.shards), ("validation shards", args.val_shards), ("test shards", args.test_shards)):
         facts[name] = shards_fingerprint(shards) if shards else None
     return {**facts, "the number of ranks": args.world_size, "the classes": args.kept["class_names"]}
 
 
 def prepare_training(args: argparse.Namespace, saved: dict[str, Any] | None) -> None:
     """Batch, learning rate and length of the run; what its start event, its checkpoints and its folder tell."""
-    shards, labels = (args.val_shards, args.val_labels) if args.evaluate else (args.shards, args.labels)
+    shards, labels = (args.shards, args.labels)
+    if args.evaluate:
+        shards, labels = (args.val_shards or args.test_shards, args.val_labels or args.test_labels)
     order = {} if args.evaluate else {"epochs": args.epochs, "seed": args.seed, "shuffle_block": args.shuffle_block, "lanes": args.lanes}
     plan = Plan(np.array([shard.num_samples for shard in shards]), **order)
     args.total = plan.num_positions
@@ -176,7 +189,8 @@ def prepare_training(args: argparse.Namespace, saved: dict[str, Any] | None) -> 
     args.facts = {
         "world_size": args.world_size, "num_samples": plan.num_samples, "num_shards": len(shards), "num_classes": args.num_classes,
         "batch_size": args.batch_size, "total_steps": 0 if args.evaluate else step + plan.num_steps(seen, args.batch_size),
-        "model": args.model, "img_size": args.img_size, "opt": args.opt, "lr": args.lr, "epochs": args.epochs, "workers": args.workers,
+        "model": args.model, "img_size": args.img_size, "num_frames": num_frames(args),
+        "opt": args.opt, "lr": args.lr, "epochs": args.epochs, "workers": args.workers,
         "device": args.device, "step": step, "samples_seen": seen, "fingerprint": shards_fingerprint(shards),
     }  # fmt: skip
     names = list(labels.names) if labels.names else None
@@ -187,5 +201,6 @@ def prepare_training(args: argparse.Namespace, saved: dict[str, Any] | None) -> 
         "step": step, "shards": args.shards, "val_shards": args.val_shards, "flags": {**args.kept["flags"], "world_size": args.world_size},
     }  # fmt: skip
     args.messages = opening_lines(args.facts, names) + args.messages
-    args.messages += [f"warning: {shard.path}: {shard.damage}" for shard in [*args.shards, *args.val_shards] if shard.damage]
-    args.messages += [] if args.val_shards else ["no --val-data: no evaluation, and no best.pt"]
+    every = [*args.shards, *args.val_shards, *args.test_shards]
+    args.messages += [f"warning: {shard.path}: {shard.damage}" for shard in every if shard.damage]
+    args.messages += [] if args.val_shards or args.evaluate else ["no --val-data: no evaluation, and no best.pt"]

@@ -27,9 +27,11 @@ def opening_lines(facts: dict[str, Any], class_names: Sequence[str] | None) -> l
     some = f" ({', '.join(class_names[:5])}{', ...' if len(class_names) > 5 else ''})" if class_names else ""
     classes = f"{facts['num_classes']} class{'es' if facts['num_classes'] != 1 else ''}{some}"
     shards = f"{facts['num_shards']:,} shard{'s' if facts['num_shards'] != 1 else ''}"
+    frames = facts.get("num_frames")
+    samples = "pictures" if frames is None else f"clips of {frames} frames"
     lines = [
         f"global batch {facts['batch_size']} = {shares(facts['batch_size'], facts['world_size'])}",
-        f"{facts['num_samples']:,} samples in {shards}, {classes}, pictures of {facts['img_size']}x{facts['img_size']}",
+        f"{facts['num_samples']:,} samples in {shards}, {classes}, {samples} of {facts['img_size']}x{facts['img_size']}",
         f"model {facts['model']}, {facts['opt']} lr {facts['lr']:g}, {facts['epochs']} epochs, "
         f"{facts['device']}, {facts['workers']} workers a process",
     ]
@@ -54,7 +56,8 @@ class Report:
 
     def batch(self, step: int, batch: dict[str, Any], split: str = "train") -> None:
         """A consumed batch: its ids, and what was bad in it."""
-        self.log.audit(step=step, epoch=batch["epoch"], ids=batch["ids"], valid=batch["valid"], split=split)
+        if split != "test":  # an audit is of what trains and chooses the model
+            self.log.audit(step=step, epoch=batch["epoch"], ids=batch["ids"], valid=batch["valid"], split=split)
         for error in batch["errors"]:
             self.error(step, error)
 
@@ -77,6 +80,11 @@ class Report:
         """An evaluation's result."""
         self.log.metric("eval", epoch=epoch, step=step, **result)
         self.console.eval(epoch=epoch, bad_samples=bad_samples, **result)
+
+    def test(self, *, step: int, **result: Any) -> None:
+        """The result of the test."""
+        self.log.metric("test", step=step, **result)
+        self.console.test(**result)
 
     def end(self, status: str, *, steps: int, samples_seen: int, best: dict[str, Any] | None, **facts: Any) -> None:
         """The run's last line; closes everything."""

@@ -54,7 +54,7 @@ def takes_clips(name: str) -> bool:
     return name in VIDEO_MODELS or name in TORCHVISION_VIDEO_MODELS or name == "tiny"
 
 
-def create_model(name: str, num_classes: int, img_size: int | None = None, options: dict[str, Any] | None = None) -> nn.Module:
+def create_model(name: str, num_classes: int, img_size: int | None = None, **options: Any) -> nn.Module:
     """Build a model with random weights, drawn from torch's global RNG. options: keywords of its constructor.
 
     Raises ValueError for an unknown name, for options that it has not, and for values that it refuses.
@@ -65,7 +65,6 @@ def create_model(name: str, num_classes: int, img_size: int | None = None, optio
         raise ValueError(f"--model {name}: no such model; {hint} (models/ lists them all)")
     if num_classes < 1:
         raise ValueError(f"--num-classes {num_classes}: a model needs at least one class")
-    options = options or {}
     try:
         if name in MODELS:
             return MODELS[name](num_classes, **options)
@@ -87,9 +86,10 @@ def check_model(
     rank_batch: int,
     num_frames: int | None = None,
     options: dict[str, Any] | None = None,
+    test_size: int | None = None,
 ) -> None:
     """Raise ValueError (one line) where the model can't train on `rank_batch` pictures of `img_size` (or clips of `num_frames` such)
-    in a process.
+    in a process, or can't be tested on those of `test_size`.
 
     Nothing is computed: weights and one batch stand on the meta device, so this is cheap for the largest ones too.
     """
@@ -98,11 +98,18 @@ def check_model(
     if num_frames is not None and not takes_clips(name):
         raise ValueError(f"--model {name} takes pictures, and the task gives clips: give a model of clips, such as slowfast_8x8_r50")
     frames = () if num_frames is None else (num_frames,)
-    images = torch.empty(min(rank_batch, 2), 3, *frames, img_size, img_size, device="meta")
+
+    def empty(num: int, side: int) -> torch.Tensor:
+        return torch.empty(num, 3, *frames, side, side, device="meta")
+
     # Not `with torch.device("meta")`: RegNet computes its widths with tensors. (torch's stub has the hook return None.)
     hook = register_module_parameter_registration_hook(_without_memory)  # type: ignore[arg-type]
     try:
-        create_model(name, num_classes, img_size, options).to("meta").train()(images)
+        model = create_model(name, num_classes, img_size, **(options or {})).to("meta").train()
+        model(empty(min(rank_batch, 2), img_size))
+        model.eval()
+        if test_size not in (None, img_size):
+            check_test_size(name, model, empty(1, test_size or img_size), img_size)
     except (ValueError, RuntimeError, AssertionError) as error:
         if str(error).startswith("--"):  # of create_model: it says what to do
             raise
@@ -113,6 +120,15 @@ def check_model(
         raise ValueError(f"--model {name} can't train on {batch} per process: {reason}; {advice}") from error
     finally:
         hook.remove()
+
+
+def check_test_size(name: str, model: nn.Module, images: torch.Tensor, img_size: int) -> None:
+    """Raises ValueError where a model made for pictures of img_size can't be shown these."""
+    try:
+        model(images)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"--test-size {images.shape[-1]}: --model {name} of --img-size {img_size} can't take it: {reason}") from error
 
 
 def _without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:

@@ -1,6 +1,7 @@
-"""Make WebDataset shards from pictures: `python scripts/make_shards.py photos/ shards/`.
+"""Make WebDataset shards from pictures or videos: `python scripts/make_shards.py photos/ shards/`.
 
-in: a folder of class folders, a .zip, .tar or .tar.gz of one, or a table  ->  out: 000.tar ..., their indexes, dataset.json
+in: a folder of class folders, a .zip, .tar or .tar.gz of one, a table, or a folder of videos and Kinetics' annotations
+-> out: 000.tar ..., their indexes, dataset.json
 Invariant: the same pictures and arguments give the same bytes, whatever the number of workers, and however often the run was
 killed and started again on the way.
 """
@@ -30,7 +31,7 @@ from data.sources import Source, open_source  # noqa: E402
 from data.tables import SourceError  # noqa: E402
 
 DIGITS = ROOT / "examples" / "digits.zip"
-_SHOWN = 20  # pictures left out that are named on the terminal; dataset.json has all
+_SHOWN = 20  # pictures or videos left out that are named on the terminal; dataset.json has all
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,6 +67,7 @@ def make_shards(
     out: str,
     *,
     columns: tuple[str, str] | None,
+    annotations: str | None,
     classes: str | None,
     split: dict[str, float] | None,
     shard_size: int | None,
@@ -74,6 +76,7 @@ def make_shards(
     seed: int,
     shuffle: bool,
     resize: int | None,
+    resize_video: int | None,
     strict: bool,
     overwrite: bool,
     workers: int,
@@ -81,7 +84,7 @@ def make_shards(
     """The whole story; raises SourceError, ShardError and OSError for what the user can mend."""
     cut = {"shard_size": shard_size, "num_shards": num_shards, "max_bytes": max_bytes}
     with no_collector():
-        found = open_source(source, columns)
+        found = open_source(source, columns, annotations)
         report_source(source, found, strict)
         entries = found.entries
         names = class_names(entries, found.from_table, read_class_list(classes))
@@ -92,6 +95,7 @@ def make_shards(
         plans = pack_entries(entries, class_index(names, entries), seed=seed, shuffle=shuffle, **cut)
 
     arguments: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "split": split, "resize": resize, **cut}
+    arguments |= {"resize_video": resize_video} if resize_video else {}
     digest = fingerprint(entries, names, arguments)
     folder = OutputFolder(out, digest, {"source": os.path.basename(os.path.abspath(source)), **arguments})
     done = folder.prepare([plan.path for plan in plans], overwrite, source)
@@ -99,14 +103,14 @@ def make_shards(
         missing = [plan for plan in plans if plan.path not in done]
         if done:
             tell(f"{out}: {len(done)} of {len(plans)} shards are there already")
-        work = ShardWork(out, folder.journal, found.reader, resize, strict)
+        work = ShardWork(out, folder.journal, found.reader, resize, strict, resize_video)
         done |= write_shards(work, missing, workers, total=len(entries))
         done = {plan.path: done[plan.path] for plan in plans}
-        report_left_out(done, len(entries), strict)
+        report_left_out(done, len(entries), strict, found.what)
         folder.finish(done, names)
     finally:
         folder.close()
-    report_result(out, done, names)
+    report_result(out, done, names, found.what)
 
 
 @contextlib.contextmanager
@@ -131,11 +135,13 @@ def report_source(path: str, source: Source, strict: bool) -> None:
     """Say what of the source is not used; with `strict` that is an error where it is a picture."""
     problems = [f"{path}: {source.damage}"] if source.damage else []
     if source.unlabelled:
-        problems.append(f"{path}: {len(source.unlabelled)} pictures lie in no class folder: {_some(source.unlabelled)}")
+        problems.append(f"{path}: {len(source.unlabelled)} {source.what}s lie in no class folder: {_some(source.unlabelled)}")
     if problems and strict:
         raise SourceError(problems[0])
     if source.passed_over:
-        problems.append(f"{path}: {len(source.passed_over)} files are not pictures: {_some(source.passed_over)}")
+        problems.append(f"{path}: {len(source.passed_over)} files are not {source.what}s: {_some(source.passed_over)}")
+    if source.missing:
+        problems.append(f"{path}: {len(source.missing)} annotated ids have no video here: {_some(source.missing)}")
     labels: dict[str, set[str]] = {}
     for entry in source.entries:
         labels.setdefault(entry.split, set()).add(entry.label)
@@ -146,7 +152,7 @@ def report_source(path: str, source: Source, strict: bool) -> None:
         tell(f"note: {problem}")
 
 
-def report_left_out(shards: dict[str, Done], total: int, strict: bool) -> None:
+def report_left_out(shards: dict[str, Done], total: int, strict: bool, what: str) -> None:
     left_out = [item for done in shards.values() for item in done.left_out]
     if left_out and strict:  # of an earlier run that was not
         name, reason = left_out[0]
@@ -154,13 +160,13 @@ def report_left_out(shards: dict[str, Done], total: int, strict: bool) -> None:
     for name, reason in left_out[:_SHOWN]:
         tell(f"left out: {name}: {reason}")
     if len(left_out) == total:
-        raise SourceError(f"none of the {total} pictures can be read")
+        raise SourceError(f"none of the {total} {what}s can be read")
     if left_out:
         more = f", {len(left_out) - _SHOWN} of them not named here" if len(left_out) > _SHOWN else ""
-        tell(f"left out: {len(left_out)} of {total} pictures{more}; dataset.json has the list")
+        tell(f"left out: {len(left_out)} of {total} {what}s{more}; dataset.json has the list")
 
 
-def report_result(out: str, shards: dict[str, Done], classes: Sequence[str]) -> None:
+def report_result(out: str, shards: dict[str, Done], classes: Sequence[str], what: str) -> None:
     """What was made, and the command that trains on it."""
     splits: dict[str, list[str]] = {}
     for path in shards:
@@ -169,12 +175,14 @@ def report_result(out: str, shards: dict[str, Done], classes: Sequence[str]) -> 
         records = [shards[path].record for path in paths]
         samples, size = sum(r.samples for r in records), sum(r.bytes for r in records)
         shown = f"{len(paths)} shards" if len(paths) > 1 else "1 shard"
-        print(f"{os.path.join(out, split).rstrip('/')}: {samples:,} pictures of {len(classes)} classes in {shown}, {size / 1e6:,.1f} MB")
+        print(f"{os.path.join(out, split).rstrip('/')}: {samples:,} {what}s of {len(classes)} classes in {shown}, {size / 1e6:,.1f} MB")
     train = "train" if "train" in splits else max(splits, key=lambda split: len(splits[split]))
     others = [split for split in ("val", "test", *splits) if split in splits and split != train]
     run = os.path.relpath(ROOT / "run.py")
     command = ["python", run if not run.startswith("..") else str(ROOT / "run.py"), "--data"]
     command.append(shard_pattern(out, splits[train]))
+    if what == "video":
+        command[2:2] = ["--task", "video-classification", "--model", "slowfast_8x8_r50"]
     if others:
         command += ["--val-data", shard_pattern(out, splits[others[0]])]
     print("\nTrain on it:\n\n    " + shlex.join(command))
@@ -202,7 +210,7 @@ class Parser(argparse.ArgumentParser):
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="make_shards.py",
-        description="Make WebDataset shards (.tar) from pictures, with their indexes and dataset.json. A run that was "
+        description="Make WebDataset shards (.tar) from pictures or videos, with their indexes and dataset.json. A run that was "
         "killed goes on where it stopped when the same command is given again.",
         epilog="The class of a picture is the first folder below the deepest folder common to all pictures; folders train, "
         "val and test at that place are splits. Each sample has the picture (bytes untouched without --resize), cls (the "
@@ -211,10 +219,12 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("source", nargs="?", metavar="SOURCE", help="folder of class folders, a .zip, .tar, .tar.gz of one, a table "
-        "(.csv, .tsv, .jsonl), or a folder of pictures with one table in it (default: examples/digits.zip in 100 shards)")
+        "(.csv, .tsv, .jsonl), or a folder of pictures or videos with one table in it (default: examples/digits.zip in 100 shards)")
     add("out", nargs="?", metavar="OUT", default="shards", help="folder for the shards (default: %(default)s)")
     add("--columns", type=_columns, metavar="PATH,LABEL", help="a table's columns (default: path,label); paths are "
         "relative to the table, labels are class names or class numbers")
+    add("--annotations", metavar="FILE", help="labels of videos that are named by id in SOURCE, as Kinetics' JSON has them: "
+        '{"ID": {"annotations": {"label": "..."}, "subset": "..."}}; subsets become splits')
     add("--classes", metavar="FILE", help="class names in their order: a dataset.json, a JSON list, or one name a line")
     add("--split", type=_shares, metavar="train=0.9,val=0.1", help="deal the pictures of each class to splits")
     add("--shard-size", type=_positive, metavar="N", help="samples in a shard (default: 1000)")
@@ -224,6 +234,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the sorted names")
     add("--resize", type=_positive, metavar="SHORT_SIDE", help="make larger pictures this small: same format, upright, "
         "JPEG quality 90")
+    add("--resize-video", type=_positive, metavar="SHORT_SIDE", help="re-encode larger videos this small: H.264 in MP4, upright, "
+        "without sound; each frame keeps its time")
     add("--strict", action="store_true", help="stop at the first picture that can't be used")
     add("--overwrite", action="store_true", help="remove the shards in OUT and start afresh (also needed where a picture changed "
         "but not its name and size)")
@@ -231,6 +243,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.num_shards and (args.shard_size or args.max_bytes):
         parser.error("--num-shards goes with neither --shard-size nor --max-bytes: give one")
+    if args.annotations and args.columns:
+        parser.error("--annotations and --columns both say where labels are: give one")
+    if args.annotations and args.source is None:
+        parser.error("--annotations needs SOURCE: the folder that holds the videos")
     if args.source is None:
         args.source = str(DIGITS)
         args.num_shards = args.num_shards or (None if args.shard_size or args.max_bytes else 100)

@@ -1,10 +1,11 @@
-"""What a trained model says of pictures: the most likely classes of each.
+"""What a trained model says of pictures or videos: the most likely classes of each.
 
-    python scripts/predict.py runs/first photo.jpg other.png           pictures, or folders of them
+    python scripts/predict.py runs/first photo.jpg other.png           pictures (of a model of clips: videos), or folders of them
     python scripts/predict.py runs/first/checkpoints/best.pt 'shards/val/{000..009}.tar' --csv predictions.csv
 
 CHECKPOINT is a .pt file or a run folder (then its best.pt, or last.pt where there is none). Pictures are transformed as in the
-run's evaluation. A picture that can't be read is named on stderr and left out; the exit code is then 1.
+run's evaluation; of a video that is one clip, from its middle. What can't be read is named on stderr and left out; the exit code is
+then 1.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 
 from data import DataError, load_shards  # noqa: E402
+from data.clips import ClipShape, eval_clip  # noqa: E402
 from data.decoders import IMAGE_FIELDS  # noqa: E402
 from data.errors import printable  # noqa: E402
+from data.labels import find_field  # noqa: E402
 from data.store import ShardFiles  # noqa: E402
 from data.tar import parse_sample  # noqa: E402
-from data.tasks import find_picture  # noqa: E402
 from data.transforms import eval_transform  # noqa: E402
+from data.video import VIDEO_FIELDS  # noqa: E402
 from engine import checkpoint  # noqa: E402
 from engine.evaluate import normalize  # noqa: E402
+from engine.settings import model_options  # noqa: E402
 from models import create_model  # noqa: E402
 
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
@@ -43,22 +47,22 @@ class Prediction(NamedTuple):
     classes: list[tuple[str, float]]
 
 
-def read_inputs(inputs: Sequence[str]) -> Iterator[tuple[str, bytes | DataError]]:
-    """(name, encoded picture) of every input in turn: files, folders of pictures, shard patterns."""
+def read_inputs(inputs: Sequence[str], endings: Sequence[str] = IMAGE_FIELDS) -> Iterator[tuple[str, bytes | DataError]]:
+    """(name, encoded picture or video) of every input in turn: files, folders of them, shard patterns."""
     for text in inputs:
         path = Path(text)
         if path.is_file() and not text.endswith(SHARD_ENDINGS):
             yield text, path.read_bytes()
-        elif path.is_dir() and (found := sorted(p for p in path.rglob("*") if p.suffix.lower().lstrip(".") in IMAGE_FIELDS)):
+        elif path.is_dir() and (found := sorted(p for p in path.rglob("*") if p.suffix.lower().lstrip(".") in endings)):
             for picture in found:
                 yield str(picture), picture.read_bytes()
-        elif text.lower().endswith(tuple(IMAGE_FIELDS)):
-            raise ValueError(f"{text}: there is no such picture")
+        elif text.lower().endswith(tuple(endings)):
+            raise ValueError(f"{text}: there is no such {'picture' if endings is IMAGE_FIELDS else 'video'}")
         else:
-            yield from read_shards(text)
+            yield from read_shards(text, endings)
 
 
-def read_shards(pattern: str) -> Iterator[tuple[str, bytes | DataError]]:
+def read_shards(pattern: str, names: Sequence[str]) -> Iterator[tuple[str, bytes | DataError]]:
     """(shard name/key, encoded picture) of every sample."""
     files = ShardFiles()
     for shard in load_shards(pattern):
@@ -67,7 +71,7 @@ def read_shards(pattern: str) -> Iterator[tuple[str, bytes | DataError]]:
             key = str(index)
             try:
                 key, fields = parse_sample(data, offset, shard.name)
-                yield f"{shard.name}/{key}", fields[find_picture(fields)]
+                yield f"{shard.name}/{key}", fields[find_field(fields, names, "picture" if names is IMAGE_FIELDS else "video")]
             except DataError as error:
                 yield f"{shard.name}/{error.key or key}", error
 
@@ -86,12 +90,21 @@ class Predictor:
         self.img_size, self.device = flags["img_size"], torch.device(device)
         self.names = saved["class_names"] or [str(number) for number in range(flags["num_classes"])]
         self.top = min(top, len(self.names))
-        self.model = create_model(flags["model"], flags["num_classes"], self.img_size).to(self.device).eval()
+        self.clip: ClipShape | None = None
+        if flags["task"] == "video-classification":
+            self.clip = ClipShape(flags["num_frames"], flags["sampling_rate"], flags["target_fps"], self.img_size)
+        self.endings = IMAGE_FIELDS if self.clip is None else VIDEO_FIELDS
+        options = model_options(flags.get("model_kwargs"))
+        self.model = create_model(flags["model"], flags["num_classes"], self.img_size, **options).to(self.device).eval()
         self.model.load_state_dict(saved["model"])
+
+    def transform(self, data: bytes) -> torch.Tensor:
+        """The evaluation's view of a picture or video. Raises DataError."""
+        return eval_transform(data, self.img_size) if self.clip is None else eval_clip(data, self.clip)
 
     @torch.inference_mode()
     def predict(self, pictures: Sequence[tuple[str, torch.Tensor]]) -> list[Prediction]:
-        """The most likely classes of transformed pictures, uint8 (3, img_size, img_size) each."""
+        """The most likely classes of transformed pictures, uint8 (3, img_size, img_size), or clips, (3, T, img_size, img_size)."""
         images = torch.stack([image for _, image in pictures]).to(self.device)
         shares, classes = self.model(normalize(images)).float().softmax(1).topk(self.top)
         rows = zip(pictures, classes.tolist(), shares.tolist(), strict=True)
@@ -108,7 +121,7 @@ def predict_all(
             try:
                 if isinstance(data, DataError):
                     raise data
-                yield name, eval_transform(data, predictor.img_size)
+                yield name, predictor.transform(data)
             except DataError as error:
                 left_out.append(name)
                 print(printable(f"left out: {name}: {error}"), file=sys.stderr)
@@ -142,7 +155,7 @@ def main() -> int:
         if args.top < 1 or args.batch_size < 1:
             raise ValueError(f"--top {args.top} and --batch-size {args.batch_size} must be at least 1")
         predictor = Predictor(args.checkpoint, args.device, args.top)
-        predictions = predict_all(predictor, read_inputs(args.inputs), args.batch_size, left_out)
+        predictions = predict_all(predictor, read_inputs(args.inputs, predictor.endings), args.batch_size, left_out)
         if args.csv is None:
             for prediction in predictions:
                 print(printable(prediction.name))

@@ -134,7 +134,7 @@ def test_options_that_a_model_has_not_are_refused(name: str, options: dict, reas
 
 
 def test_options_reach_torchvisions_constructors() -> None:
-    wide = create_model("resnet50", 2, options={"width_per_group": 128}).get_submodule("layer1.0.conv1")
+    wide = create_model("resnet50", 2, width_per_group=128).get_submodule("layer1.0.conv1")
     assert isinstance(wide, nn.Conv2d) and wide.out_channels == 128
 
 

@@ -9,6 +9,9 @@ import sys
 import pytest
 from launching import base, launch, spoil
 from PIL import Image
+from shard_maker import write_shards
+from test_video_training import command, videos
+from video_maker import encode
 
 from scripts import predict
 
@@ -57,6 +60,17 @@ def test_shards_go_to_a_csv(trained, tmp_path, monkeypatch, capsys):
     assert [row[0] for row in rows[1:]] == [f"000.tar/s{n:05d}" for n in (0, 1, 3, 4, 5, 6)] + [f"001.tar/s{n:05d}" for n in (7, 8, 9, 10)]
     assert [row[1] for row in rows[1:]] == [("red", "green", "blue")[n % 3] for n in (0, 1, 3, 4, 5, 6, 7, 8, 9, 10)]
     assert all(abs(sum(map(float, row[2::2])) - 1) < 1e-5 for row in rows[1:])
+
+
+def test_videos_get_their_names(gloo_pool, tmp_path, monkeypatch, capsys):
+    train = write_shards(tmp_path / "train", videos(6))[0].path
+    launch(gloo_pool, command([train], tmp_path, "clips", 1, "--epochs", 1))
+    (tmp_path / "a.mp4").write_bytes(encode(12))
+    (tmp_path / "b.mkv").write_bytes(b"")
+    code, out, err = run(monkeypatch, capsys, tmp_path / "runs" / "clips", tmp_path / "a.mp4", tmp_path / "b.mkv", train, "--top", 1)
+    assert code == 1 and err == f"left out: {tmp_path}/b.mkv: the file is empty\n"
+    lines = out.splitlines()
+    assert lines[::2] == [f"{tmp_path}/a.mp4", *(f"0.tar/s{n:04d}" for n in range(6))] and all("%  class" in line for line in lines[1::2])
 
 
 def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):

@@ -36,7 +36,7 @@ def test_they_are_the_published_networks(name: str, parameters: int, kernels: li
 def test_the_last_norms_start_at_zero_where_wished() -> None:
     clips = torch.randn(2, 3, 4, 32, 32)
     for wished in (True, False):
-        model = create_model("slow_8x8_r50", 3, 32, options={**SMALL, "zero_init_final_bn": wished})
+        model = create_model("slow_8x8_r50", 3, 32, **SMALL, zero_init_final_bn=wished)
         last = [m.branch2.c_bn.weight for m in model.modules() if isinstance(m, Block)]
         assert len(last) == 4 and all(bool((w == 0).all()) is wished for w in last)
         assert model(clips).shape == (2, 3)
@@ -44,7 +44,7 @@ def test_the_last_norms_start_at_zero_where_wished() -> None:
 
 def test_norms_and_dropout_are_as_wished() -> None:
     options = {**SMALL, "bn_momentum": 0.3, "bn_eps": 1e-3, "dropout": 0.25}
-    model = create_model("i3d_8x8_r50", 3, 32, options=options)
+    model = create_model("i3d_8x8_r50", 3, 32, **options)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d)]
     assert norms and all(m.momentum == 0.3 and m.eps == 1e-3 for m in norms)
     assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.25]
@@ -54,10 +54,10 @@ def test_norms_and_dropout_are_as_wished() -> None:
 def test_nonlocal_blocks_stand_where_wished_and_start_as_nothing(kind: str) -> None:
     torch.manual_seed(0)
     wished = {**SMALL, "nonlocal_blocks": {3: [0], 4: [0]}, "nonlocal_type": kind}
-    model = create_model("c2d_8x8_r50", 3, 64, options=wished).eval()
+    model = create_model("c2d_8x8_r50", 3, 64, **wished).eval()
     found = [name for name, module in model.named_modules() if isinstance(module, NonLocal)]
     assert found == ["s3.pathway0_nonlocal0", "s4.pathway0_nonlocal0"]
-    plain = create_model("c2d_8x8_r50", 3, 64, options=SMALL).eval()
+    plain = create_model("c2d_8x8_r50", 3, 64, **SMALL).eval()
     plain.load_state_dict({k: v for k, v in model.state_dict().items() if "nonlocal" not in k})
     clips = torch.randn(1, 3, 4, 64, 64)
     assert torch.equal(model(clips), plain(clips))

@@ -14,8 +14,9 @@ from data import scan
 from data.classes import resolve_labels
 from data.errors import ShardError
 from data.labels import LabelMap
-from data.scan import count_labels, default_img_size
+from data.scan import count_labels
 from data.shards import load_shards
+from data.tasks import default_img_size
 
 
 def test_processes_count_what_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_the_reference_is_matched(shared_data: Path) -> None:
 
 
 def test_slow_frames_are_spread_from_the_first_to_the_last() -> None:
-    model = create_model("slowfast_8x8_r50", 2, 32, options=SMALL)
+    model = create_model("slowfast_8x8_r50", 2, 32, **SMALL)
     assert isinstance(model, SlowFast)
     for num_frames in (8, 16, 32, 64):
         clip = torch.arange(num_frames).float().reshape(1, 1, -1, 1, 1)
@@ -60,11 +60,11 @@ def test_slow_frames_are_spread_from_the_first_to_the_last() -> None:
 
 
 def test_the_8x8_of_the_model_zoo_has_another_alpha() -> None:
-    ours, zoo = (create_model(name, 2, 32, options=SMALL) for name in ("slowfast_8x8_r50", "slowfast_8x8_r50_alpha4"))
+    ours, zoo = (create_model(name, 2, 32, **SMALL) for name in ("slowfast_8x8_r50", "slowfast_8x8_r50_alpha4"))
     assert isinstance(ours, SlowFast) and isinstance(zoo, SlowFast)
     assert (ours.alpha, zoo.alpha) == (8, 4)
     assert [m.state_dict()["s1_fuse.conv_f2s.weight"].shape[2] for m in (ours, zoo)] == [5, 7]
-    given = create_model("slowfast_4x16_r50", 2, 32, options={**SMALL, "alpha": 4, "fusion_kernel": 7})
+    given = create_model("slowfast_4x16_r50", 2, 32, **SMALL, alpha=4, fusion_kernel=7)
     given.load_state_dict(zoo.state_dict())
     clips = torch.randn(2, 3, 8, 32, 32)
     assert torch.equal(given.eval()(clips), zoo.eval()(clips))
@@ -72,7 +72,7 @@ def test_the_8x8_of_the_model_zoo_has_another_alpha() -> None:
 
 def test_every_parameter_learns_and_the_order_of_frames_matters() -> None:
     torch.manual_seed(0)
-    model = create_model("slowfast_8x8_r50", 3, 32, options={**SMALL, "zero_init_final_bn": False, "dropout": 0.0})
+    model = create_model("slowfast_8x8_r50", 3, 32, **SMALL, zero_init_final_bn=False, dropout=0.0)
     clips = torch.randn(2, 3, 16, 32, 32)
     model(clips).logsumexp(1).sum().backward()
     assert all(p.grad is not None for p in model.parameters())  # DDP waits for ever for one that has none
@@ -81,7 +81,7 @@ def test_every_parameter_learns_and_the_order_of_frames_matters() -> None:
 
 
 def test_nonlocal_blocks_stand_in_the_slow_pathway() -> None:
-    model = create_model("slowfast_8x8_r50", 2, 32, options={**SMALL, "nonlocal_blocks": {4: [0]}})
+    model = create_model("slowfast_8x8_r50", 2, 32, **SMALL, nonlocal_blocks={4: [0]})
     assert [name for name in dict(model.named_modules()) if name.endswith("nonlocal0")] == ["s4.pathway0_nonlocal0"]
     assert model(torch.randn(2, 3, 8, 64, 64)).shape == (2, 2)
 
@@ -89,10 +89,10 @@ def test_nonlocal_blocks_stand_in_the_slow_pathway() -> None:
 @pytest.mark.parametrize("options", [{"alpha": 0}, {"fusion_kernel": 4}, {"beta_inv": 3}])
 def test_pathways_that_do_not_fit_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match="all are at least 1, fusion_kernel is odd, and beta_inv divides width_per_group=64"):
-        create_model("slowfast_8x8_r50", 2, 32, options=options)
+        create_model("slowfast_8x8_r50", 2, 32, **options)
 
 
 def test_zero_init_is_the_last_norm_of_each_block_only() -> None:
-    model = create_model("slowfast_8x8_r50", 2, 32, options=SMALL)
+    model = create_model("slowfast_8x8_r50", 2, 32, **SMALL)
     zero = {name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm3d) and bool((m.weight == 0).all())}
     assert zero and all(name.endswith("branch2.c_bn") for name in zero)
