@@ -56,10 +56,11 @@ _PLAINER = {
 @dataclass(slots=True)
 class Picture:
     """A picture whose header is read and whose pixels are not yet: `image` as it is stored, and its EXIF `orientation`, 1..8,
-    that says how to turn it."""
+    that says how to turn it. `data`: its bytes."""
 
     image: Image.Image
     orientation: int
+    data: bytes
 
     @property
     def size(self) -> tuple[int, int]:
@@ -90,7 +91,7 @@ def open_picture(data: Buffer) -> Picture:
                 raise DataError(f"JPEG is cut: no end mark in its {len(data)} bytes")
             if late_exif:
                 image.load()
-            return Picture(image, _orientation(image))
+            return Picture(image, _orientation(image), data)
     except DataError:
         raise
     except _pil_errors() as error:

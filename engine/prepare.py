@@ -112,7 +112,7 @@ def prepare_decoder(args: argparse.Namespace, saved: dict[str, Any] | None) -> N
     absent = f" (the native one can't be used: {why_absent()})" if wanted == "auto" and args.decoder == "python" else ""
     args.messages.append(f"JPEGs are decoded by the {args.decoder} decoder{absent}")
     if then not in (None, args.decoder) and not args.evaluate:
-        args.messages.append(f"warning: the {then} decoder then, the {args.decoder} one now: pixels may differ by a unit here and there")
+        args.messages.append(f"warning: the {then} decoder then, the {args.decoder} one now: their pixels differ a little")
 
 
 def find_run(args: argparse.Namespace) -> Path | None:

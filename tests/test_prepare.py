@@ -215,7 +215,7 @@ def test_the_decoder_is_chosen_and_said(worked_out, tmp_path, monkeypatch):
     now = saved["flags"]["decoder"]
     other = {"native": "python", "python": "native"}[now]
     torch.save({**saved, "flags": {**saved["flags"], "decoder": other}}, path)
-    warning = f"warning: the {other} decoder then, the {now} one now: pixels may differ by a unit here and there"
+    warning = f"warning: the {other} decoder then, the {now} one now: their pixels differ a little"
     assert warning in worked_out("--name", "first", "--resume", "auto").messages
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "jpeg.so")
     native._load.cache_clear()

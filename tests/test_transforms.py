@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from picture_maker import RNG, encode, noise
 from PIL import Image
 
+from data import transforms
 from data.decoders import decode_image, turned
 from data.errors import DataError
 from data.transforms import RATIO, eval_transform, random_box, stored_box, train_transform
@@ -184,7 +187,6 @@ def test_every_kind_of_picture_gives_what_its_rgb_gives(size: int) -> None:
     rgba = Image.fromarray(RNG.integers(0, 256, (30, 40, 4), dtype=np.uint8))
     kinds = [
         encode(noise(40, 30)[..., 0]),
-        encode(noise(40, 30)[..., 0], "JPEG"),
         encode(rgba),
         encode(rgba.convert("LA")),
         encode(rgba.convert("RGB").convert("P")),
@@ -196,6 +198,47 @@ def test_every_kind_of_picture_gives_what_its_rgb_gives(size: int) -> None:
         rgb = encode(decode_image(data))
         assert torch.equal(eval_transform(data, size), eval_transform(rgb, size))
         assert torch.equal(train_transform(data, generator(), size), train_transform(rgb, generator(), size))
+
+
+def likeness(a: torch.Tensor, b: torch.Tensor) -> float:
+    """PSNR in dB."""
+    error = float((a.float() - b.float()).square().mean())
+    return 10 * math.log10(255**2 / error) if error else math.inf
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_parts_of_jpegs_are_like_pil_s_crop_and_resize(mode: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    small = Image.fromarray(noise(40, 30)).resize((400, 300), Image.Resampling.BICUBIC).convert(mode)
+    data = encode(small, "JPEG", exif=exif)
+    shown = Image.fromarray(decode_image(data))
+    for seed in range(8):
+        draws = generator(seed).random(23).tolist()
+        box = random_box(shown.size, draws[1:], (0.08, 1.0))
+        exact = shown.crop(box).resize((96, 96), Image.Resampling.BILINEAR)
+        expected = torch.from_numpy(np.array(exact)).permute(2, 0, 1)
+        view = train_transform(data, generator(seed), 96)
+        assert likeness(view, expected.flip(2) if draws[0] < 0.5 else expected) > 50
+        same = train_transform(data, generator(seed), 32)  # brought to size and padded, by PIL
+        assert difference(same, train_transform(encode(shown), generator(seed), 32)) <= 1  # turned: the passes change places
+
+
+def test_parts_that_are_not_resampled_are_the_very_pixels() -> None:
+    for mode in ("RGB", "L"):
+        data = encode(Image.fromarray(noise(32, 32)).convert(mode), "JPEG")
+        assert torch.equal(train_transform(data, generator(), 32), train_transform(encode(decode_image(data)), generator(), 32))
+
+
+def test_without_simplejpeg_pil_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode(noise(64, 64), "JPEG")
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)  # what importing then raises is what a missing package raises
+    transforms._simplejpeg.cache_clear()
+    try:
+        assert torch.equal(train_transform(data, generator(), 80), train_transform(encode(decode_image(data)), generator(), 80))
+    finally:
+        transforms._simplejpeg.cache_clear()
 
 
 @pytest.mark.parametrize("shape", [(1, 3000), (3000, 1), (1, 1), (2, 3)])

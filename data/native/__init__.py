@@ -109,7 +109,7 @@ class Jpeg:
         assert not isinstance(library, str)
         width, height = self._header.width, self._header.height
         inside = (max(0.0, box[0]), max(0.0, box[1]), min(box[2], width), min(box[3], height))
-        stored = _as_stored(target[:, :, ::-1] if flip else target, self.orientation)
+        stored = as_stored(target[:, :, ::-1] if flip else target, self.orientation)
         plane, step_y, step_x = stored.strides
         view = _View(inside, stored.shape[2], stored.shape[1], _address(stored), plane, step_x, step_y)
         code = library.shardline_view(_address(self._bytes), len(self._bytes), self._header, view)
@@ -127,7 +127,7 @@ def open_jpeg(data: bytes | bytearray | memoryview) -> Jpeg | None:
     return Jpeg(array, header) if library.shardline_header(_address(array), len(array), header) == _DONE else None
 
 
-def _as_stored(target: np.ndarray, orientation: int) -> np.ndarray:
+def as_stored(target: np.ndarray, orientation: int) -> np.ndarray:
     """A view of the memory of a picture as shown, (3, height, width), in which [:, y, x] is where pixel (x, y) as stored goes."""
     if orientation in (2, 3, 6, 7):
         target = target[:, :, ::-1]
