@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from data.decoders import IMAGE_FIELDS, decode_json, decode_npy
 from data.errors import DataError
-from data.viewing import AUDIO_FIELDS, VIDEO_FIELDS, FieldView
+from data.viewing import FieldView
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,7 +45,7 @@ def kind_of(field: FieldView) -> str:
     if field.kind in IMAGE_FIELDS:
         return "picture"
     if field.kind in PLAYED:
-        return "video" if field.kind in VIDEO_FIELDS else "audio"
+        return PLAYED[field.kind].partition("/")[0]
     return "text" if field.kind in (*TEXT_FIELDS, "json", "npy") else "bytes"
 
 
@@ -98,4 +98,3 @@ def _hex_dump(data: bytes) -> str:
     return "\n".join(lines)
 
 
-__all__ = ["AUDIO_FIELDS", "PLAYED", "Shown", "encode_picture", "kind_of", "show"]

@@ -24,6 +24,7 @@ from .labels import LabelMap, read_label
 from .shards import map_processes
 from .store import cut_reason, local_tar
 from .tar import TarDamage, split_name, walk_raw
+from .video import VIDEO_FIELDS, Video
 
 MAX_LISTED = 1000  # bad samples of a shard that are kept one by one; all are counted
 MAX_KINDS = 10_000  # sets of fields, picture sizes: beyond it the rest is counted together
@@ -244,10 +245,20 @@ class _Reader:
             width, height = picture.size
             _count(self.check.picture_sizes, f"{width}x{height}")
             _count(self.check.picture_modes, f"{picture.image.format} {picture.image.mode}")
+        if self.look.decode and kind in VIDEO_FIELDS:
+            self._video(data)
         if name == self.label_field:
             self._label(data)
         elif self.look.decode and kind in DECODERS:
             decode(name, data)
+
+    def _video(self, data: memoryview) -> None:
+        """Decode every frame, small."""
+        with Video(data) as video:
+            _count(self.check.picture_sizes, f"{video.size[0]}x{video.size[1]}")
+            _count(self.check.picture_modes, f"{video.kind} video")
+            for _ in video.read(range(video.num_frames), (16, 16)):
+                pass
 
     def _label(self, data: memoryview) -> None:
         raw = bytes(data)

@@ -17,14 +17,13 @@ from .decoders import IMAGE_FIELDS, open_picture, read_pixels, turned
 from .errors import DataError, ShardError, StaleIndexError
 from .index import map_tar
 from .shards import Shard
+from .video import VIDEO_FIELDS, Video
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from .plan import Plan
 
-VIDEO_FIELDS = ("mp4", "webm", "mkv", "avi", "mov", "m4v", "ogv")
-AUDIO_FIELDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a")
 
 
 class FieldView(NamedTuple):
@@ -127,21 +126,14 @@ def poster(view: SampleView, side: int) -> Image | None:
     return None if field is None else video_poster(read_field(view, field), side)
 
 
-def video_poster(data: bytes, side: int) -> Image | None:
-    """The first frame of a clip; None where PyAV is not installed. Raises DataError."""
-    try:
-        import av
-    except ImportError:
-        return None
-    import io
+def video_poster(data: bytes, side: int) -> Image:
+    """The first frame of a clip, upright, at most side x side. Raises DataError."""
+    from PIL.Image import fromarray
 
-    try:
-        with av.open(io.BytesIO(data), "r") as container:
-            image = next(container.decode(video=0)).to_image()
-    except (av.error.FFmpegError, StopIteration, IndexError) as error:
-        raise DataError(f"the clip can't be decoded: {error}") from None
-    image.thumbnail((side, side))
-    return image
+    with Video(data) as video:
+        scale = min(1.0, side / max(video.size))
+        size = max(1, round(video.size[0] * scale)), max(1, round(video.size[1] * scale))
+        return fromarray(next(video.read([0], size))[1])
 
 
 def model_views(task: Any, plan: Plan, sample: int, fields: dict[str, bytes], epochs: range) -> list[Image]:

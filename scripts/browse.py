@@ -56,7 +56,7 @@ def create_draw(task: str, label: str, img_size: int | None, seed: int) -> Draw:
         with lock:
             if id(shards) not in made:
                 labels = resolve_labels(shards.shards, label)
-                size = default_img_size(shards.shards) if img_size is None else img_size
+                size = default_img_size(shards.shards, task) if img_size is None else img_size
                 plan = Plan(np.array([shard.num_samples for shard in shards.shards], np.int64), seed=seed)
                 made[id(shards)] = create_task(task, training=True, labels=labels, img_size=size), plan
         made_task, plan = made[id(shards)]

@@ -134,7 +134,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "where the label is: cls, txt, json:dotted.path (default: cls, where there is one)"
     parser.add_argument("--label", type=label_source, metavar="FIELD", help=text)
     parser.add_argument("--classes", metavar="FILE", help="class names (default: those of dataset.json beside the shards)")
-    parser.add_argument("--decode", action="store_true", help="decode every picture, JSON, text and array, not only headers")
+    parser.add_argument("--decode", action="store_true", help="decode every picture, video, JSON, text and array, not only headers")
     parser.add_argument("--json", dest="json_file", metavar="FILE", help="write everything that was found to FILE, too")
     parser.add_argument("--fix", metavar="OUT", help="write the good samples into clean shards in the new folder OUT")
     parser.add_argument("-j", "--workers", type=integer(1), metavar="N", help="processes (default: one per core)")

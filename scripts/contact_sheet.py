@@ -113,7 +113,7 @@ def augmenter(shards: Sequence[Shard], task: str, label: str, img_size: int | No
     from data.tasks import create_task, default_img_size, resolve_labels  # torch: seconds
 
     labels = resolve_labels(shards, label)
-    made = create_task(task, training=True, labels=labels, img_size=default_img_size(shards) if img_size is None else img_size)
+    made = create_task(task, training=True, labels=labels, img_size=default_img_size(shards, task) if img_size is None else img_size)
     plan = Plan(np.array([shard.num_samples for shard in shards], np.int64), seed=seed)
     return lambda view, number: model_views(made, plan, number, read_fields(view), range(epoch, epoch + 1))[0]
 

@@ -85,11 +85,10 @@ def test_posters_of_what_has_none(tmp_path: Path) -> None:
 
 
 def test_a_clip_is_shown_by_its_first_frame(shared_data: Path) -> None:
-    pytest.importorskip("av")
     clip = min(path for path in (shared_data / "video" / "named_actions").rglob("*") if path.is_file())
     image = video_poster(clip.read_bytes(), 100)
-    assert image is not None and max(image.size) == 100
-    with pytest.raises(DataError, match="the clip can't be decoded"):
+    assert max(image.size) == 100
+    with pytest.raises(DataError):
         video_poster(b"hello" * 100, 100)
 
 
