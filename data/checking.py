@@ -22,6 +22,7 @@ from .errors import DataError, SampleError, ShardError, StaleIndexError
 from .index import build_index, map_tar, read_index
 from .labels import LabelMap, read_label
 from .shards import map_processes
+from .stills import open_frames
 from .store import cut_reason, local_tar
 from .tar import TarDamage, split_name, walk_raw
 from .video import VIDEO_FIELDS, Video
@@ -254,9 +255,9 @@ class _Reader:
 
     def _video(self, data: memoryview) -> None:
         """Decode every frame, small."""
-        with Video(data) as video:
+        with open_frames(data) as video:
             _count(self.check.picture_sizes, f"{video.size[0]}x{video.size[1]}")
-            _count(self.check.picture_modes, f"{video.kind} video")
+            _count(self.check.picture_modes, f"{video.kind} video" if isinstance(video, Video) else "picture as video")
             for _ in video.read(range(video.num_frames), (16, 16)):
                 pass
 

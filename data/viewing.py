@@ -17,7 +17,8 @@ from .decoders import IMAGE_FIELDS, open_picture, read_pixels, turned
 from .errors import DataError, ShardError, StaleIndexError
 from .index import map_tar
 from .shards import Shard
-from .video import VIDEO_FIELDS, Video
+from .stills import open_frames
+from .video import VIDEO_FIELDS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -130,7 +131,7 @@ def video_poster(data: bytes, side: int) -> Image:
     """The first frame of a clip, upright, at most side x side. Raises DataError."""
     from PIL.Image import fromarray
 
-    with Video(data) as video:
+    with open_frames(data) as video:
         scale = min(1.0, side / max(video.size))
         size = max(1, round(video.size[0] * scale)), max(1, round(video.size[1] * scale))
         return fromarray(next(video.read([0], size))[1])
