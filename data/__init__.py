@@ -7,20 +7,22 @@
 | 0     | classes.py (scan.py, labels.py)  | shards, a label source                  | the classes, how to find a sample's           |
 | 1     | plan.py                          | samples per shard, seed, position, rank | Slots: epoch, shard, index, valid of each     |
 | 2     | store.py (cache.py)              | a shard, an index in it                 | the bytes of that sample                      |
-| 2     | tar.py                           | those bytes                             | key, {field: bytes}                           |
+| 2     | tar.py (columns.py)              | those bytes (of one, of a whole batch)  | key, {field: bytes} (Columns)                 |
 | 3     | your stages                      | encoded sample dicts                    | the same                                      |
 | 4     | tasks.py (video_task.py)         | {field: bytes}, an rng                  | a slot of the batch's tensors, filled         |
+| 4     | records.py                       | Columns                                 | the tensors of bytes and tokens, filled       |
 | 4     | decoders.py                      | bytes                                   | a picture, a number, a text                   |
 | 4     | transforms.py (native/)          | encoded picture, rng                    | uint8 (3, H, W)                               |
 | 4     | video.py, stills.py, clips.py    | encoded video, rng                      | uint8 (3, T, H, W)                            |
+| 4     | block.py                         | names, types, shapes                    | a batch's tensors in one (shared) block       |
 | 1-4   | pipeline.py (stages, workers)    | all of the above                        | the wds.DataPipeline, and `build_loader`      |
 
 Read shards.py, plan.py and pipeline.py, in this order. writer.py goes the other way, samples to shards, with what
 scripts/make_shards.py needs: sources.py, readers.py, tables.py, packing.py, pictures.py, video_files.py, making.py, output.py. Shards are
 looked through by checking.py (one shard), verdict.py (a set of them), telling.py (in words), mending.py (good samples into clean shards).
-A batch is a dict: "image" uint8 (n, 3, H, W), or (n, 3, T, H, W) for clips, "label" int64 (n,), "valid" bool (n,), "epoch" and
-"sample" int64 (n,) (which epoch, and which sample of it in index order), and "ids" (shard file name, index, key) per slot, "step",
-"epoch_end", "errors" and "error_slots" (where they stand);
+A batch is a dict: the task's tensors ("image" uint8 (n, 3, H, W), or (n, 3, T, H, W) for clips, and "label" int64 (n,); records.py says
+those of bytes and tokens), "valid" bool (n,), "epoch" and "sample" int64 (n,) (which epoch, and which sample of it in index order), and
+"ids" (shard file name, index, key) per slot, "step", "epoch_end", "errors" and "error_slots" (where they stand);
 n = ceil(batch_size / world_size), always.
 """
 

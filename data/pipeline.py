@@ -18,12 +18,14 @@ from typing import Any, cast
 import numpy as np
 from torch.utils.data import DataLoader, get_worker_info
 
+from .block import unpack
 from .errors import LoaderError, ShardError
 from .plan import SHUFFLE_BLOCK, Plan, fingerprint
+from .records import find_tokens
 from .shards import Shard, describe_empty, load_shards
-from .stages import AssembleBatch, Batch, BatchPlan, ReadSamples, RunStages
+from .stages import AssembleBatch, Batch, BatchPlan, ReadColumns, ReadSamples, RunStages
 from .store import ShardFiles
-from .tasks import create_task, default_img_size, read_classes, resolve_labels
+from .tasks import create_task, default_img_size, read_classes, resolve_labels, settings_of
 from .workers import end_workers, init_worker, received
 
 STATE_VERSION = 1
@@ -99,9 +101,11 @@ class Loader:
 
         source = PlanSource(self.plan, self._position, self._step, self.batch_size, self.rank, self.world_size)
         shared = self._loading.get("num_workers", 0) > 0
+        # the user's stages take sample dicts
+        read = ReadColumns if hasattr(self.task, "collate") and not self._stages else ReadSamples
         stages = [RunStages(self._stages)] if self._stages else []
         return DataPipeline(
-            source, ReadSamples(self.shards, ShardFiles()), *stages, AssembleBatch(self.plan, self.task, self.training, shared)
+            source, read(self.shards, ShardFiles()), *stages, AssembleBatch(self.plan, self.task, self.training, shared)
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -116,7 +120,7 @@ class Loader:
         batches = iter(loader)
         if workers := getattr(batches, "_workers", None):
             Finalize(batches, end_workers, (list(workers),), exitpriority=10)
-        for batch in received(batches, workers or []):
+        for batch in map(unpack, received(batches, workers or [])):
             if batch["step"] != self._step:
                 raise LoaderError(f"step {self._step} never came from its worker, step {batch['step']} did: see what the workers said")
             # handed over is consumed: a state taken in the loop's body includes this batch
@@ -177,7 +181,7 @@ def build_loader(
     *,
     batch_size: int,
     task: str = "image-classification",
-    label: str = "cls",
+    label: str | None = "cls",
     classes: str | Sequence[str] | None = None,
     num_classes: int | None = None,
     labels: Any = None,
@@ -199,10 +203,10 @@ def build_loader(
 
     batch_size: global, samples a step over all ranks. seed (0), shuffle (training), shuffle_block (16,384) and lanes (1) say
     what the stream is; left out, a loaded state decides. classes: names in order, or a file of them. labels: a LabelMap that
-    `resolve_labels` made, in place of label, classes and num_classes. transform: keywords of the task's transform (scale, hflip,
-    augment, and decoder: auto, native or python, who decodes JPEGs). stages: extra webdataset stages over encoded sample dicts.
-    Other keywords go to torch's DataLoader (prefetch_factor, pin_memory, multiprocessing_context: fork by default on Linux).
-    Batches hold ceil(batch_size / world_size) slots.
+    `resolve_labels` made, in place of label, classes and num_classes; label None: none. transform: keywords of the task (scale,
+    hflip, augment, and decoder: auto, native or python, who decodes JPEGs; field, length, dtype). stages: extra webdataset stages
+    over encoded sample dicts. Other keywords go to torch's DataLoader (prefetch_factor, pin_memory, multiprocessing_context: fork
+    by default on Linux). Batches hold ceil(batch_size / world_size) slots.
     Raises ShardError (a ValueError) for shards or labels that can't be used, ValueError for a value out of range.
     """
     if not 0 <= rank < world_size:
@@ -218,12 +222,7 @@ def build_loader(
     if not counts.any():
         raise ShardError(describe_empty(found))
     plan = Plan(counts, epochs if training else 1, **{k: defaults[k] if v is None else v for k, v in stream.items()})
-    if isinstance(classes, str):
-        classes = read_classes(classes)
-    if labels is None:
-        labels = resolve_labels(found, label, classes=classes, num_classes=num_classes)
-    size = default_img_size(found, task) if img_size is None else img_size
-    made = create_task(task, training=training, labels=labels, img_size=size, **(transform or {}))
+    made = _make_task(task, found, label, classes, num_classes, labels, img_size, {"training": training, **(transform or {})})
     if num_workers:
         loading.setdefault("prefetch_factor", 2)
         # in a process that mp.spawn started, torch's default is spawn: seconds of imports for each worker, at every start
@@ -241,6 +240,25 @@ def build_loader(
         num_workers=num_workers,
         **loading,
     )
+
+
+def _make_task(
+    name: str, shards: Sequence[Shard], label: str | None, classes: str | Sequence[str] | None, num_classes: int | None, labels: Any,
+    img_size: int | None, settings: dict[str, Any],
+) -> Any:  # fmt: skip
+    """The task with what its settings need to know of the shards."""
+    takes = settings_of(name)
+    if "labels" in takes:
+        if labels is None and label is not None:
+            names = read_classes(classes) if isinstance(classes, str) else classes
+            labels = resolve_labels(shards, label, classes=names, num_classes=num_classes)
+        settings["labels"] = labels
+    if "img_size" in takes:
+        settings["img_size"] = default_img_size(shards, name) if img_size is None else img_size
+    if name == "tokens" and "length" not in settings:
+        found = find_tokens(shards, settings.get("field", ""), settings.get("dtype", "uint16"))
+        settings |= dict(zip(("field", "length", "dtype"), found, strict=True))
+    return create_task(name, **settings)
 
 
 def _are_patterns(shards: str | Sequence[str] | Sequence[Shard]) -> bool:

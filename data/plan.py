@@ -8,7 +8,7 @@ the stream, they never change it; nothing before a position has to be played to 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
@@ -49,10 +49,13 @@ def _feistel(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: np.ndarray) -> n
 
 def _mix(x: np.ndarray, key: np.ndarray, modulus: np.ndarray) -> np.ndarray:
     """A 64-bit finaliser (splitmix64, G. Steele et al., 2014) of x and key, reduced to range(modulus)."""
-    z = x.astype(np.uint64) + key
+    return (_finalise(x.astype(np.uint64) + key) % modulus.astype(np.uint64)).astype(np.int64)
+
+
+def _finalise(z: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) % modulus.astype(np.uint64)).astype(np.int64)
+    return z ^ (z >> np.uint64(31))
 
 
 @lru_cache(maxsize=4096)
@@ -167,7 +170,25 @@ class Plan:
 
     def sample_rng(self, epoch: int, sample: int) -> np.random.Generator:
         """The generator of a sample's augmentation: the same whoever reads it, and after a resume."""
-        return np.random.default_rng((self.seed, epoch, AUGMENT, sample))
+        return self.sample_rngs(np.array([epoch]), np.array([sample]))(0)
+
+    def sample_rngs(self, epoch: np.ndarray, sample: np.ndarray) -> Callable[[int], np.random.Generator]:
+        """`sample_rng` of many, int64 (n,) each: i -> the generator of sample i, to be used up before the next is asked for.
+
+        One generator is set to one state after the other, which takes a twentieth of the time that making one takes.
+        """
+        keys = np.stack([_keys(self.seed, int(e), AUGMENT, 0) for e in epoch])
+        states = _finalise(_finalise(sample.astype(np.uint64)[:, None] + keys) ^ keys[:, ::-1]).tolist()
+        source = np.random.PCG64(0)
+        generator = np.random.Generator(source)
+
+        def rng(i: int) -> np.random.Generator:
+            a, b, c, d = states[i]
+            state = {"state": a << 64 | b, "inc": c << 64 | d | 1}  # PCG's increment is odd
+            source.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}  # type: ignore[typeddict-item]
+            return generator
+
+        return rng
 
 
 @lru_cache(maxsize=4)  # a step may straddle two epochs; 10^5 shards cost 1.6 MB an entry

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import DataError, LoaderError, SampleError
+from .block import Layout, new_tensors, pack
+from .columns import Columns, columns_of, parse_samples
+from .errors import DataError, SampleError
 from .plan import Plan, Slots
 from .shards import Shard
 from .store import ShardFiles
-from .tar import parse_sample
+from .tar import BLOCK, parse_sample
 
 Batch = dict[str, Any]
 
@@ -39,6 +41,38 @@ class RawBatch:
     samples: list[dict[str, Any]]
     ids: list[tuple[str, int, str]]
     errors: list[tuple[int, DataError]]
+    columns: Columns | None = None  # in place of samples, where they are read all at once
+
+
+@dataclass(frozen=True, slots=True)
+class ReadColumns:
+    """Stage 2 of tasks that collate a batch at once: the samples read into one buffer, neighbours with one read."""
+
+    shards: Sequence[Shard]
+    files: ShardFiles
+
+    def __call__(self, plans: Iterable[BatchPlan]) -> Iterator[RawBatch]:
+        for plan in plans:
+            yield self._read(plan)
+
+    def _read(self, plan: BatchPlan) -> RawBatch:
+        shard, index = plan.slots.shard, plan.slots.index
+        order = np.lexsort((index, shard))  # of the disk
+        cuts = np.flatnonzero(np.diff(shard[order])) + 1
+        runs = [(self.shards[shard[run[0]]], run) for run in np.split(order, cuts)]
+        size = np.empty(len(order), np.int64)
+        for where, run in runs:
+            size[run] = self.files.sizes(where, index[run])
+        padded = -(-size // BLOCK) * BLOCK
+        place = np.empty_like(size)
+        place[order] = np.cumsum(padded[order]) - padded[order]
+        data = np.empty(int(padded.sum()), np.uint8)
+        offset = np.empty_like(size)
+        for where, run in runs:
+            offset[run] = self.files.read_into(data.data, place[run], where, index[run])
+        names = [self.shards[number].name for number in shard.tolist()]
+        columns, keys, errors = parse_samples(data, place, size, offset, names)
+        return RawBatch(plan, [], list(zip(names, index.tolist(), keys, strict=True)), errors, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +129,10 @@ class RunStages:
 
 @dataclass(frozen=True, slots=True)
 class AssembleBatch:
-    """Stage 4: decode, transform and label every sample straight into the batch's memory; mask what can't be."""
+    """Stage 4: decode, transform and label every sample straight into the batch's memory; mask what can't be.
+
+    The memory is as the task's `new_batch` makes it; a task with `collate` fills a whole batch itself.
+    """
 
     plan: Plan
     task: Any
@@ -103,30 +140,24 @@ class AssembleBatch:
     shared: bool  # the batch goes to another process
 
     def __call__(self, batches: Iterable[RawBatch]) -> Iterator[Batch]:
+        fill = self._collate if hasattr(self.task, "collate") else _Writer(self.plan, self.task, self.training)
         for raw in batches:
-            yield self._assemble(raw)
+            yield self._assemble(raw, fill)
 
-    def _assemble(self, raw: RawBatch) -> Batch:
+    def _assemble(self, raw: RawBatch, fill: Callable[[RawBatch, Allocate], tuple[dict[str, torch.Tensor], np.ndarray]]) -> Batch:
         slots = raw.plan.slots
-        tensors = self.task.new_batch(len(slots.valid))
-        written = np.zeros(len(slots.valid), bool)
-        for sample in raw.samples:
-            slot = sample["__slot__"]
-            rng = self.plan.sample_rng(int(slots.epoch[slot]), int(slots.sample[slot])) if self.training else None
-            try:
-                self.task.write(tensors, slot, sample, rng)
-                written[slot] = True
-            except DataError as error:
-                raw.errors.append((slot, error))
-        copy_into_holes(tensors, written, slots.valid)
-        tensors["valid"] = torch.from_numpy(slots.valid & written)
-        tensors["epoch"] = torch.from_numpy(slots.epoch)
-        tensors["sample"] = torch.from_numpy(slots.sample)
-        if self.shared:
-            share(tensors)
+
+        def allocate(layout: Layout) -> dict[str, torch.Tensor]:
+            num = len(slots.valid)
+            ours: Layout = {"valid": (torch.bool, (num,)), "epoch": (torch.int64, (num,)), "sample": (torch.int64, (num,))}
+            return new_tensors({**layout, **ours}, self.shared)
+
+        tensors, written = fill(raw, allocate)
+        for name, value in (("valid", slots.valid & written), ("epoch", slots.epoch), ("sample", slots.sample)):
+            tensors[name].numpy()[:] = value
         # a slot masked by the plan is read validly elsewhere, and reported there
         errors = [(slot, error) for slot, error in sorted(raw.errors, key=lambda pair: pair[0]) if slots.valid[slot]]
-        return {
+        batch = {
             **tensors,
             "ids": raw.ids,
             "step": raw.plan.step,
@@ -134,31 +165,55 @@ class AssembleBatch:
             "errors": [SampleError(*raw.ids[slot], error.field, error.reason) for slot, error in errors],
             "error_slots": [slot for slot, _ in errors],
         }
+        return pack(batch) if self.shared else batch
+
+    def _collate(self, raw: RawBatch, allocate: Allocate) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        valid = raw.plan.slots.valid
+        columns = columns_of(raw.samples, len(valid)) if raw.columns is None else raw.columns
+        tensors, written, errors = self.task.collate(columns, allocate)
+        raw.errors.extend(errors)
+        copy_into_holes([tensors[name] for name in self.task.same_shape if name in tensors], written, valid)
+        return tensors, written
 
 
-def share(tensors: dict[str, torch.Tensor]) -> None:
-    """Move tensors into shared memory, in place. Raises LoaderError where there is none left.
-
-    Here, not in torch's queue: its thread drops what it can't send, and the batch would be missing without a word.
-    """
-    try:
-        for tensor in tensors.values():
-            tensor.share_memory_()
-    except RuntimeError as error:
-        if "shared memory" not in str(error):
-            raise
-        size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
-        raise LoaderError(
-            f"no shared memory left for a batch of {size:.1f} MiB (each worker holds up to three): "
-            "enlarge /dev/shm (docker run --shm-size), or use fewer --workers or a smaller --batch-size"
-        ) from None
+Allocate = Callable[[Layout], dict[str, torch.Tensor]]
 
 
-def copy_into_holes(tensors: dict[str, torch.Tensor], written: np.ndarray, valid: np.ndarray) -> None:
+class _Writer:
+    """Fills a batch sample by sample, with the task's `write`."""
+
+    def __init__(self, plan: Plan, task: Any, training: bool) -> None:
+        self.plan, self.task, self.training = plan, task, training
+        self.template: dict[str, torch.Tensor] = {}
+        self.layout: Layout = {}
+
+    def __call__(self, raw: RawBatch, allocate: Allocate) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        slots = raw.plan.slots
+        if not self.layout:  # every batch has the same number of slots
+            made = self.task.new_batch(len(slots.valid))
+            self.layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in made.items()}
+            self.template = {name: tensor for name, tensor in made.items() if tensor.any()}
+        tensors = allocate(self.layout)
+        for name, value in self.template.items():
+            tensors[name].copy_(value)
+        written = np.zeros(len(slots.valid), bool)
+        rngs = self.plan.sample_rngs(slots.epoch, slots.sample) if self.training else None
+        for sample in raw.samples:
+            slot = sample["__slot__"]
+            try:
+                self.task.write(tensors, slot, sample, rngs(slot) if rngs else None)
+                written[slot] = True
+            except DataError as error:
+                raw.errors.append((slot, error))
+        copy_into_holes([tensors[name] for name in self.layout], written, slots.valid)
+        return tensors, written
+
+
+def copy_into_holes(tensors: Iterable[torch.Tensor], written: np.ndarray, valid: np.ndarray) -> None:
     """Fill every unwritten slot with a copy of the first good one (else zeros): batch norm must see ordinary data."""
     holes = np.flatnonzero(~written)
     good = np.flatnonzero(written & valid)
-    for tensor in tensors.values():
+    for tensor in tensors:
         for hole in holes.tolist():
             if good.size:
                 tensor[hole] = tensor[good[0]]

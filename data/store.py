@@ -129,12 +129,35 @@ class ShardFiles:
             except OSError as error:  # a disk or a network folder that fails
                 raise ShardError(f"{shard.path}: can't be read at byte {start + len(data)}: {error.strerror}") from None
             if not more:
-                raise StaleIndexError(
-                    f"{shard.name}: its index does not fit it: the file ends at byte {start + len(data)}, before sample {i} does; "
-                    "delete the .idx file or run scripts/index_shards.py"
-                )
+                raise StaleIndexError(_ends_early(shard, start + len(data), i))
             data += more
         return data, start
+
+    def read_into(self, buf: memoryview, place: np.ndarray, shard: Shard, index: np.ndarray) -> np.ndarray:
+        """Put the samples `index` (int64 (n,), rising) at `place` (n,) of `buf`; their offsets in the tar. Neighbours in the tar that are
+        neighbours in `buf` too are one read."""
+        fd, offsets = self._opened(shard)
+        if len(index) and not 0 <= index[0] <= index[-1] < len(offsets) - 1:
+            worst = index[0] if index[0] < 0 else index[-1]
+            raise StaleIndexError(f"{shard.name}: its index changed under the run ({len(offsets) - 1} samples, sample {worst} asked for)")
+        start = offsets[index].astype(np.int64)
+        end = offsets[index + 1].astype(np.int64)
+        first = np.flatnonzero(np.r_[True, (start[1:] != end[:-1]) | (place[1:] - place[:-1] != end[:-1] - start[:-1])])
+        last = np.r_[first[1:], len(index)] - 1
+        for a, at, stop in zip(place[first].tolist(), start[first].tolist(), end[last].tolist(), strict=True):
+            want = stop - at
+            while want and (got := os.preadv(fd, [buf[a : a + want]], at)):  # Linux reads at most 2 GiB at once
+                a, at, want = a + got, at + got, want - got
+            if want:
+                i = int(index[np.searchsorted(end, at, side="right")])
+                raise StaleIndexError(_ends_early(shard, at, i))
+        return start
+
+    def sizes(self, shard: Shard, index: np.ndarray) -> np.ndarray:
+        """Bytes of the samples `index`, int64 (n,)."""
+        _, offsets = self._opened(shard)
+        inside = np.clip(index, 0, max(0, len(offsets) - 2))  # a number that is outside is named when it is read
+        return (offsets[inside + 1] - offsets[inside]).astype(np.int64)
 
     def close(self) -> None:
         while self._open:
@@ -162,3 +185,10 @@ class ShardFiles:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _ends_early(shard: Shard, position: int, i: int) -> str:
+    return (
+        f"{shard.name}: its index does not fit it: the file ends at byte {position}, before sample {i} does; "
+        "delete the .idx file or run scripts/index_shards.py"
+    )

@@ -125,13 +125,19 @@ def is_header(block: bytes) -> bool:
 
 
 def parse_sample(buf: Buffer, offset: int, shard_name: str) -> tuple[str, dict[str, bytes]]:
-    """The bytes of one sample, as the index cuts them -> (key, {field: bytes}).
+    """The bytes of one sample, as the index cuts them -> (key, {field: bytes}). Raises as `locate_fields` does."""
+    key, places = locate_fields(buf, offset, shard_name)
+    return key, {field: bytes(buf[start : start + size]) for field, (start, size) in places.items()}
+
+
+def locate_fields(buf: Buffer, offset: int, shard_name: str) -> tuple[str, dict[str, tuple[int, int]]]:
+    """The bytes of one sample, as the index cuts them -> (key, {field: (start, size) in them}).
 
     `offset` (of `buf` in the shard) and `shard_name` are for messages. A field that stands there twice raises `DataError` with its
     `key`; bytes that are not exactly one sample raise `StaleIndexError`.
     """
     sample_key = ""
-    fields: dict[str, bytes] = {}
+    fields: dict[str, tuple[int, int]] = {}
     doubled = ""
     try:
         for name, start, data_offset, size, is_file in walk(buf, base=offset):
@@ -145,7 +151,7 @@ def parse_sample(buf: Buffer, offset: int, shard_name: str) -> tuple[str, dict[s
                 raise _stale(shard_name, offset, f"it holds {sample_key!r} and {key!r}")
             doubled = doubled or (field if field in fields else "")
             sample_key = key
-            fields[field] = bytes(buf[data_offset : data_offset + size])
+            fields[field] = data_offset, size
     except TarDamage as damage:
         raise _stale(shard_name, offset, str(damage)) from None
     if not fields:

@@ -7,7 +7,7 @@ Invariant: a task is a frozen value that pickles; what is wrong with a sample is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from .classes import read_classes, resolve_labels
 from .decoders import IMAGE_FIELDS, open_picture
 from .errors import DataError
 from .labels import LabelMap, find_field
+from .records import Bytes, Tokens
 from .scan import median_side
 from .shards import Shard
 from .stills import short_side
@@ -25,7 +26,7 @@ from .video import VIDEO_FIELDS
 from .video_task import VideoClassification
 
 __all__ = [
-    "TASKS", "ImageClassification", "LabelMap", "VideoClassification", "check_task", "create_task", "default_img_size", "find_picture",
+    "TASKS", "ImageClassification", "LabelMap", "VideoClassification", "create_task", "default_img_size", "find_picture",
     "read_classes", "resolve_labels",
 ]  # fmt: skip
 
@@ -79,28 +80,33 @@ def find_picture(fields: Mapping[str, Any]) -> str:
     return find_field(fields, IMAGE_FIELDS, "picture")
 
 
-TASKS = {
+TASKS: dict[str, type] = {
     "image-classification": ImageClassification,
     "video-classification": VideoClassification,
+    "bytes": Bytes,
+    "tokens": Tokens,
 }
 
 
-def check_task(name: str) -> None:
-    """Raises ValueError for a task that is none of ours."""
+def settings_of(name: str) -> tuple[str, ...]:
+    """The keywords that the task of this name takes. Raises ValueError for a task that is none of ours."""
     if name not in TASKS:
         raise ValueError(f"task {name!r} is unknown; there are {', '.join(TASKS)}")
+    return tuple(field.name for field in fields(TASKS[name]))
 
 
 def create_task(name: str, **settings: Any) -> Any:
     """The task of this name with its settings: training, labels, img_size, and those of its own. Raises ValueError."""
-    check_task(name)
+    known = settings_of(name)
+    if unknown := settings.keys() - set(known):
+        raise ValueError(f"task {name!r} takes no {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
     return TASKS[name](**settings)
 
 
 def default_img_size(shards: Sequence[Shard], task: str = "image-classification") -> int:
     """The median short side of the first pictures (or videos), up to a multiple of 32, within 32..224. Raises ShardError where there is
     none."""
-    check_task(task)
+    settings_of(task)
     if TASKS[task] is VideoClassification:
         return median_side(shards, VIDEO_FIELDS, short_side, 16, "video")
     return median_side(shards, IMAGE_FIELDS, lambda data: min(open_picture(data).size), 256, "picture")

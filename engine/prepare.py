@@ -17,7 +17,7 @@ import torch
 from data import Plan, load_shards
 from data.native import why_absent
 from data.pipeline import shards_fingerprint
-from data.tasks import create_task, default_img_size, read_classes, resolve_labels
+from data.tasks import create_task, default_img_size, read_classes, resolve_labels, settings_of
 from data.transforms import choose_decoder
 from models import check_model, create_model, model_names
 
@@ -42,6 +42,8 @@ def prepare(args: argparse.Namespace) -> None:
     check_optimizer(args.opt, args.sched)
     if args.model not in model_names():
         create_model(args.model, 1)  # raises: before the shards are read, which may take long
+    if "img_size" not in settings_of(args.task):
+        raise ValueError(f"--task {args.task}: run.py trains on pictures; read other samples with data.build_loader (docs/extending.md)")
     if not has_clips(args):
         prepare_decoder(args, saved)
     args.transform, args.model_options = task_settings(args), model_options(args.model_kwargs)

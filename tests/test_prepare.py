@@ -271,3 +271,10 @@ def test_under_torchrun_its_numbers_count(worked_out, monkeypatch):
     args = worked_out("--data", "train")
     assert (args.nproc_per_node, args.world_size, args.messages[0]) == (2, 4, "global batch 14 = 4 processes, 3 or 4 each")
     assert distributed.under_torchrun()
+
+
+def test_a_task_that_is_not_of_pictures_is_refused(worked_out):
+    with pytest.raises(ValueError, match=r"^--task bytes: run.py trains on pictures; read other samples with data.build_loader"):
+        worked_out("--data", "train", "--task", "bytes")
+    with pytest.raises(ValueError, match="task 'tea' is unknown; there are image-classification, video-classification, bytes, tokens"):
+        worked_out("--data", "train", "--task", "tea")

@@ -89,8 +89,15 @@ def test_a_fault_of_the_code_is_not_a_data_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_tasks_pickle() -> None:
+    settings = {
+        "image-classification": {"labels": NAMES, "img_size": 32, "scale": (0.5, 1)},
+        "video-classification": {"labels": NAMES, "img_size": 32, "hflip": 0.25},
+        "bytes": {"labels": NAMES, "field": "txt"},
+        "tokens": {"length": 8, "dtype": "int32"},
+    }
+    assert settings.keys() == TASKS.keys()
     for name in TASKS:
-        task = create_task(name, training=True, labels=NAMES, img_size=32, hflip=0.25)
+        task = create_task(name, training=True, **settings[name])
         assert pickle.loads(pickle.dumps(task)) == task
 
 
@@ -111,5 +118,5 @@ def test_settings_out_of_range(settings: dict, message: str) -> None:
 
 
 def test_unknown_task() -> None:
-    with pytest.raises(ValueError, match="^task 'image-segmentation' is unknown; there are image-classification, video-classification$"):
+    with pytest.raises(ValueError, match="^task 'image-segmentation' is unknown; there are .*, video-classification, bytes, tokens$"):
         create_task("image-segmentation", training=True, labels=NAMES, img_size=32)

@@ -1,0 +1,94 @@
+"""One loader, measured in a process of its own: `loaders.py` starts it.
+
+in: the loader's name, what it reads, workers, seconds  ->  out: a line of JSON: samples/s, seconds to the first batch, memory
+Invariant: imports and the making of a loader's own format are not timed; the first batches, which a queue may hold ready, are not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import inputs
+import peers
+
+# name -> (what must be importable, {kind: builder})
+LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "webdataset": ("webdataset", {"pictures": peers.webdataset, "small": peers.webdataset_small}),
+    "shardline": ("torch", {"pictures": peers.shardline}),
+    "timm": ("timm", {"pictures": peers.timm}),
+    "huggingface": ("datasets", {"pictures": peers.huggingface, "small": peers.huggingface_small}),
+    "mosaic": ("streaming", {"pictures": peers.mosaic, "small": peers.mosaic_small}),
+    "litdata": ("litdata", {"pictures": peers.litdata, "small": peers.litdata_small}),
+    "dali": ("nvidia.dali", {"pictures": peers.dali, "small": peers.dali_small}),
+    "spdl": ("spdl.io", {"pictures": peers.spdl, "small": peers.spdl_small}),
+}
+SIZES = {"pictures": peers.PICTURES, "small": peers.SMALL}
+
+
+def measure(name: str, kind: str, work: Path, workers: int, seconds: float) -> dict[str, Any]:
+    """Run a loader: warm up for a quarter of the time, then count what comes in `seconds`."""
+    import torch  # noqa: F401  (all have it loaded: it is not a loader's cost)
+
+    shards = {"pictures": lambda: inputs.picture_shards(work, None), "small": lambda: inputs.small_shards(work)}[kind]()
+    build = LOADERS[name][1][kind]
+    if name in ("mosaic", "litdata", "dali"):
+        next(iter(build(shards, work, 0)))  # makes its format
+    started = time.perf_counter()
+    batches = iter(build(shards, work, workers))
+    first = next(batches)
+    to_first = time.perf_counter() - started
+    check(first, kind)
+    memory = pss(os.getpid())
+    end = time.perf_counter() + seconds / 4
+    while time.perf_counter() < end:
+        next(batches)
+    started = now = time.perf_counter()
+    count = 0
+    while now < started + seconds:
+        next(batches)
+        count += 1
+        now = time.perf_counter()
+    rate = count * SIZES[kind] / (now - started)
+    return {"name": name, "kind": kind, "workers": workers, "rate": rate, "first": to_first, "memory": max(memory, pss(os.getpid()))}
+
+
+def check(batch: Any, kind: str) -> None:
+    """What is compared must be the same work."""
+    if kind == "pictures":
+        image = batch["image"] if isinstance(batch, dict) else batch[0] if isinstance(batch, list | tuple) else batch
+        assert tuple(image.shape) == (peers.PICTURES, 3, peers.SIDE, peers.SIDE), image.shape
+        assert str(image.dtype).endswith("uint8"), image.dtype
+
+
+def pss(root: int) -> int:
+    """Proportional set size of a process and all below it, in bytes: shared pages are counted once."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # gone meanwhile
+            children.setdefault(parent, []).append(int(entry.name))
+    total, waiting = 0, [root]
+    while waiting:
+        process = waiting.pop()
+        waiting += children.get(process, [])
+        try:
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+if __name__ == "__main__":
+    name, kind, work, workers, seconds = sys.argv[1:]
+    found = measure(name, kind, Path(work), int(workers), float(seconds))
+    print("RESULT " + json.dumps(found), flush=True)
+    os._exit(0)  # some loaders' threads never end

@@ -1,0 +1,76 @@
+"""The memory of a batch: one block, in shared memory where it goes to another process.
+
+in: names, types and shapes  ->  out: a dict of tensors that lie in one block; the block as it travels, and the dict again
+Invariant: whatever is written into a batch is written once, where the other process reads it: nothing is copied, and one handle is sent
+for a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import LoaderError
+
+_ALIGN = 64  # bytes: a cache line, and any type's alignment
+
+Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+BLOCK, PLACES = "__block__", "__places__"
+
+
+def new_tensors(layout: Layout, shared: bool) -> dict[str, torch.Tensor]:
+    """Tensors full of zeros, in one block. Raises LoaderError where there is no shared memory for it."""
+    places, position = [], 0
+    for dtype, shape in layout.values():
+        places.append((dtype, shape, position))
+        size = dtype.itemsize * torch.Size(shape).numel()
+        position += size + -size % _ALIGN
+    # numpy's zeros are pages that the kernel zeroes when they are touched; torch's are written, by several threads
+    block = _whole(_shared_storage(max(1, position))) if shared else torch.from_numpy(np.zeros(position, np.uint8))
+    return {name: _view(block, *place) for name, place in zip(layout, places, strict=True)}
+
+
+def _view(block: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], position: int) -> torch.Tensor:
+    size = dtype.itemsize * torch.Size(shape).numel()
+    return block[position : position + size].view(dtype).view(shape)
+
+
+def _whole(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _shared_storage(size: int) -> torch.UntypedStorage:
+    """Zeroed shared memory, every page of it reserved: a full /dev/shm is an error here, not a SIGBUS later.
+
+    Here, not in torch's queue: its thread drops what it can't send, and the batch would be missing without a word.
+    """
+    try:
+        return torch.UntypedStorage._new_shared(size)
+    except RuntimeError as error:
+        if "shared memory" not in str(error):
+            raise
+        raise LoaderError(
+            f"no shared memory left for a batch of {size / 2**20:.1f} MiB (each worker holds up to three): "
+            "enlarge /dev/shm (docker run --shm-size), or use fewer --workers or a smaller --batch-size"
+        ) from None
+
+
+def pack(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch as it is sent: its tensors, which `new_tensors` made together, as one block and their places in it."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    storages = {value.untyped_storage().data_ptr() for value in tensors.values()}
+    assert len(storages) == 1, f"the tensors of a batch lie in {len(storages)} blocks"
+    block = _whole(next(iter(tensors.values())).untyped_storage())
+    places = [(name, t.dtype, tuple(t.shape), t.storage_offset() * t.dtype.itemsize) for name, t in tensors.items()]
+    return {BLOCK: block, PLACES: places, **{name: value for name, value in batch.items() if name not in tensors}}
+
+
+def unpack(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch that `pack` took; one that was not packed as it is."""
+    if BLOCK not in batch:
+        return batch
+    tensors = {name: _view(batch[BLOCK], dtype, shape, position) for name, dtype, shape, position in batch[PLACES]}
+    return {**tensors, **{name: value for name, value in batch.items() if name not in (BLOCK, PLACES)}}
