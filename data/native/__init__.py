@@ -70,6 +70,10 @@ def _load() -> ctypes.CDLL | str:
     if library.shardline_sources().decode() != sources_hash():
         return "it was built from other C files than those beside it: run `make native`"
     library.shardline_header.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(Header)]
+    library.shardline_restart.argtypes = [
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t),
+    ]  # fmt: skip
+    library.shardline_free.argtypes = [ctypes.c_void_p]
     library.shardline_view.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(Header), ctypes.POINTER(_View)]
     return library
 
@@ -102,6 +106,24 @@ class Jpeg:
         header = self._header
         return (header.height, header.width) if self.orientation >= 5 else (header.width, header.height)
 
+    @property
+    def progressive(self) -> bool:
+        return self._header.sof == 0xC2
+
+    @property
+    def restart_interval(self) -> int:
+        """MCUs from one restart marker to the next; 0 without."""
+        return self._header.restart
+
+    @property
+    def num_mcus(self) -> int:
+        """Minimum coded units, of one scan with all components."""
+        header = self._header
+        alone = header.components == 1
+        width = 8 if alone else 8 * max(header.h)
+        height = 8 if alone else 8 * max(header.v)
+        return -(-header.width // width) * -(-header.height // height)
+
     def write(self, box: tuple[float, float, float, float], flip: bool, target: np.ndarray) -> bool:
         """Resizes the part `box` (left, top, right, bottom, as stored) and writes it, turned upright and then flipped, into
         uint8 (3, height, width). False leaves anything there: PIL must do it. Raises MemoryError."""
@@ -125,6 +147,20 @@ def open_jpeg(data: bytes | bytearray | memoryview) -> Jpeg | None:
     array = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
     header = Header()
     return Jpeg(array, header) if library.shardline_header(_address(array), len(array), header) == _DONE else None
+
+
+def rewrite_with_restarts(data: bytes, interval: int) -> bytes | None:
+    """A JPEG of the same coefficients with a restart marker every `interval` MCUs and new Huffman tables, without the other segments
+    of the old one; None for what libjpeg warns about, and what is not baseline with one scan."""
+    library = _load()
+    assert not isinstance(library, str)
+    memory, size = ctypes.c_void_p(), ctypes.c_size_t()
+    if library.shardline_restart(data, len(data), interval, memory, size) != _DONE:
+        return None
+    try:
+        return ctypes.string_at(memory, size.value)
+    finally:
+        library.shardline_free(memory)
 
 
 def as_stored(target: np.ndarray, orientation: int) -> np.ndarray:

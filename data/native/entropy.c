@@ -112,14 +112,13 @@ static inline void refill(Bits *in) {
         }
     }
     while (in->bits <= 56) {
-        uint64_t byte = 0;
         if (in->padding || in->at >= in->end || (*in->at == 0xFF && (in->end - in->at < 2 || in->at[1]))) {
-            in->padding += 8;
-        } else {
-            byte = *in->at;
-            in->at += byte == 0xFF ? 2 : 1;
+            in->padding += 64 - in->bits;
+            in->bits = 64;
+            return;
         }
-        in->buffer |= byte << (56 - in->bits);
+        in->buffer |= (uint64_t)*in->at << (56 - in->bits);
+        in->at += *in->at == 0xFF ? 2 : 1;
         in->bits += 8;
     }
 }
