@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from .output import Done, append_record
 from .packing import ShardPlan, describe
 from .pictures import check_picture, resize_picture
 from .readers import FolderReader, TarReader, ZipReader
+from .restarts import add_restarts
 from .sources import suffix_of
 from .tables import SourceError
 from .video_files import VIDEO_SUFFIXES, check_video, resize_video
@@ -36,16 +38,18 @@ class ShardWork:
     resize: int | None
     strict: bool
     resize_video: int | None = None
+    restart_markers: bool = False
 
     def __call__(self, plan: ShardPlan) -> Done:
         """Write one shard; pictures that can't be read are left out of it, or raise SourceError when `strict`."""
         left_out: list[tuple[str, str]] = []
+        unmarked: Counter[str] = Counter()
         writer = ShardWriter(os.path.join(self.out, plan.path))
         try:
             for key, number, entry in plan.items:
                 try:
                     data = self.reader.read(entry)
-                    field, data = self._treat(entry.name, data)
+                    field, data = self._treat(entry.name, data, unmarked)
                 except (DataError, OSError) as error:
                     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                     if self.strict:
@@ -53,7 +57,7 @@ class ShardWork:
                     left_out.append((entry.name, reason))
                     continue
                 writer.add(key, {field: data, "cls": b"%d" % number, "json": describe(entry)})
-            done = Done(writer.finish(), left_out)
+            done = Done(writer.finish(), left_out, dict(unmarked))
             append_record(self.journal, plan.path, done)  # before the shard appears: see ShardWriter
             writer.publish()
         except BaseException:
@@ -61,12 +65,16 @@ class ShardWork:
             raise
         return done
 
-
-    def _treat(self, name: str, data: bytes) -> tuple[str, bytes]:
+    def _treat(self, name: str, data: bytes, unmarked: Counter[str]) -> tuple[str, bytes]:
         """Field name and bytes to store. Raises DataError."""
         if suffix_of(name) in VIDEO_SUFFIXES:
             return resize_video(data, self.resize_video) if self.resize_video else (check_video(data), data)
-        return resize_picture(data, self.resize) if self.resize else (check_picture(data), data)
+        field, data = resize_picture(data, self.resize) if self.resize else (check_picture(data), data)
+        if self.restart_markers:
+            data, reason = add_restarts(data)
+            if reason:
+                unmarked[reason] += 1
+        return field, data
 
 
 def write_shards(work: ShardWork, plans: Sequence[ShardPlan], workers: int, total: int) -> dict[str, Done]:

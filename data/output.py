@@ -28,10 +28,11 @@ _PATIENCE = 5.0  # seconds that the lock of a killed run may outlive it, in its 
 
 
 class Done(NamedTuple):
-    """A finished shard, and the pictures left out of it as (name, reason)."""
+    """A finished shard, the pictures left out of it as (name, reason), and how many got no restart markers, by reason."""
 
     record: ShardRecord
     left_out: list[tuple[str, str]]
+    unmarked: dict[str, int] = {}
 
 
 class _Earlier(NamedTuple):
@@ -193,6 +194,7 @@ def append_record(journal: str, path: str, done: Done) -> None:
         "sha256": record.sha256,
         "fields": record.fields,
         "left_out": done.left_out,
+        "unmarked": done.unmarked,
     }
     file = os.open(journal, os.O_WRONLY | os.O_APPEND)
     try:
@@ -220,7 +222,7 @@ def _read_journal(path: str) -> _Earlier | None:
 def _parse_record(line: Mapping[str, Any]) -> Done:
     name = os.path.basename(line["shard"])
     record = ShardRecord(name, line["samples"], line["bytes"], line["sha256"], tuple(line["fields"]))
-    return Done(record, [(name, reason) for name, reason in line["left_out"]])
+    return Done(record, [(name, reason) for name, reason in line["left_out"]], line.get("unmarked", {}))
 
 
 def _read_summary(path: str) -> _Earlier | None:

@@ -6,9 +6,11 @@ Invariant: no coefficient changes, so no pixel does; all segments but the Huffma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from . import native
+from .tables import SourceError
 
 SHARE = 0.02  # of the bytes, for markers
 COST = 5  # bytes that a marker costs: itself, the filled up byte before it, the larger values behind it
@@ -19,6 +21,7 @@ NO_JPEG = "no JPEG"
 PROGRESSIVE = "progressive"
 OTHER_CODING = "arithmetic, lossless or of several scans"
 MARKED = "with restart markers"
+SMALL = "too small"
 UNUSUAL = "with bytes behind their end, or damaged"
 
 
@@ -35,7 +38,7 @@ def add_restarts(data: bytes, share: float = SHARE) -> tuple[bytes, str]:
         return data, MARKED
     interval = max(1, -(-jpeg.num_mcus * COST // max(1, int(share * len(data)))))
     if interval > 65535 or interval >= jpeg.num_mcus:
-        return data, ""  # too small to gain by it
+        return data, SMALL
     if not data.endswith(b"\xff\xd9"):
         return data, UNUSUAL
     new = native.rewrite_with_restarts(data, interval)
@@ -46,6 +49,23 @@ def add_restarts(data: bytes, share: float = SHARE) -> tuple[bytes, str]:
     kept = [segment for marker, segment in old_head if marker not in _TABLES]
     tables = [segment for marker, segment in new_head if marker in _TABLES]
     return b"".join([b"\xff\xd8", *kept, *tables, new_scan]), ""
+
+
+def restart_arguments(wanted: bool) -> dict[str, bool]:
+    """What dataset.json says of --restart-markers. Raises SourceError where they can't be written."""
+    if wanted and (absent := native.why_absent()):
+        raise SourceError(f"--restart-markers needs the native part: {absent}")
+    return {"restart_markers": True} if wanted else {}
+
+
+def describe_unmarked(shards: Sequence[Mapping[str, int]], total: int) -> str:
+    """One line of what was done to `total` pictures; `shards`: for each, how many were left as they are, by reason."""
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        counts.update(shard)
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
+    line = f"restart markers: {total - counts.total():,} of {total:,} pictures have new ones"
+    return f"{line}; left as they are: {reasons}" if reasons else line
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:

@@ -27,6 +27,7 @@ from data.errors import ShardError, printable  # noqa: E402
 from data.making import ShardWork, write_shards  # noqa: E402
 from data.output import Done, OutputFolder  # noqa: E402
 from data.packing import class_index, class_names, fingerprint, pack_entries, split_entries  # noqa: E402
+from data.restarts import describe_unmarked, restart_arguments  # noqa: E402
 from data.sources import Source, open_source  # noqa: E402
 from data.tables import SourceError  # noqa: E402
 
@@ -77,6 +78,7 @@ def make_shards(
     shuffle: bool,
     resize: int | None,
     resize_video: int | None,
+    restart_markers: bool,
     strict: bool,
     overwrite: bool,
     workers: int,
@@ -95,7 +97,7 @@ def make_shards(
         plans = pack_entries(entries, class_index(names, entries), seed=seed, shuffle=shuffle, **cut)
 
     arguments: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "split": split, "resize": resize, **cut}
-    arguments |= {"resize_video": resize_video} if resize_video else {}
+    arguments |= restart_arguments(restart_markers) | ({"resize_video": resize_video} if resize_video else {})
     digest = fingerprint(entries, names, arguments)
     folder = OutputFolder(out, digest, {"source": os.path.basename(os.path.abspath(source)), **arguments})
     done = folder.prepare([plan.path for plan in plans], overwrite, source)
@@ -103,10 +105,12 @@ def make_shards(
         missing = [plan for plan in plans if plan.path not in done]
         if done:
             tell(f"{out}: {len(done)} of {len(plans)} shards are there already")
-        work = ShardWork(out, folder.journal, found.reader, resize, strict, resize_video)
+        work = ShardWork(out, folder.journal, found.reader, resize, strict, resize_video, restart_markers)
         done |= write_shards(work, missing, workers, total=len(entries))
         done = {plan.path: done[plan.path] for plan in plans}
         report_left_out(done, len(entries), strict, found.what)
+        if restart_markers:
+            tell(describe_unmarked([shard.unmarked for shard in done.values()], len(entries)))
         folder.finish(done, names)
     finally:
         folder.close()
@@ -236,9 +240,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "JPEG quality 90")
     add("--resize-video", type=_positive, metavar="SHORT_SIDE", help="re-encode larger videos this small: H.264 in MP4, upright, "
         "without sound; each frame keeps its time")
+    add("--restart-markers", action="store_true", help="write JPEGs anew, losslessly, with restart markers: crops are decoded faster")
     add("--strict", action="store_true", help="stop at the first picture that can't be used")
-    add("--overwrite", action="store_true", help="remove the shards in OUT and start afresh (also needed where a picture changed "
-        "but not its name and size)")
+    add("--overwrite", action="store_true", help="replace the shards in OUT (also needed where a picture changed under its name and size)")
     add("--workers", type=_positive, default=_num_cores(), metavar="N", help="processes (default: the cores, %(default)s)")
     args = parser.parse_args(argv)
     if args.num_shards and (args.shard_size or args.max_bytes):
