@@ -1,4 +1,4 @@
-# make run | test | test-full | soak | lint | native | clean. Each target sets up .venv by itself when it is missing or older than requirements*.txt.
+# make run | test | test-full | soak | fuzz | lint | native | clean. Each target sets up .venv by itself when it is missing or older than requirements*.txt.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 DIGITS := shards/digits
 RUN    := digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test test-full test-long soak lint native clean
+.PHONY: run test test-full test-long soak fuzz lint native clean
 
 # Digits (examples/digits.zip) from pictures to an evaluated model, on 2 CPU processes: about a minute.
 run: $(STAMP) native
@@ -35,6 +35,10 @@ soak: $(STAMP) native
 # What test-full has beyond test. pytest exits with 5 where no test has the mark.
 test-long: $(STAMP) native
 	$(PY) -m pytest -m "full and not soak" || test $$? -eq 5
+
+# A million damaged JPEGs through the C decoder under AddressSanitizer: some minutes. FUZZ_SEED (default 1) makes others.
+fuzz: $(STAMP) native
+	FUZZ_INPUTS=$${FUZZ_INPUTS:-1000000} $(PY) -m pytest -s -m full tests/test_fuzz.py
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
