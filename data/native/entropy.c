@@ -162,6 +162,16 @@ static inline uint32_t next_value(j_decompress_ptr cinfo, Bits *in, const Table 
     return is_dc ? 1 : size == 0 && symbol != 0xF0 ? END : (uint32_t)(symbol >> 4) + 1;
 }
 
+/* A symbol whose value lies in the bits looked up too: most are. */
+static inline int short_value(Bits *in, const Table *table, uint32_t *k, JCOEF *block) {
+    uint32_t one = table->one[in->buffer >> (64 - LOOK)];
+    if (one < 1u << 16) return 0; /* no value: another kind */
+    drop(in, (int)(one & 31));
+    *k += one >> 9 & 127;
+    block[NATURAL[*k - 1]] = (JCOEF)(one >> 16);
+    return 1;
+}
+
 static void read_block(j_decompress_ptr cinfo, Entropy *entropy, int component, JCOEF *block) {
     Bits in = entropy->bits; /* a copy stays in registers */
     const Table *ac = entropy->ac[component];
@@ -169,6 +179,10 @@ static void read_block(j_decompress_ptr cinfo, Entropy *entropy, int component, 
     next_value(cinfo, &in, entropy->dc[component], 1, &value);
     block[0] = (JCOEF)(entropy->last_dc[component] += (uint32_t)value);
     for (uint32_t k = 1; k < 64;) {
+        refill(&in);
+        /* three of them need no more than 30 bits */
+        if (short_value(&in, ac, &k, block) && k < 64 && short_value(&in, ac, &k, block) && k < 64 && short_value(&in, ac, &k, block)) continue;
+        if (k >= 64) break;
         k += next_value(cinfo, &in, ac, 0, &value);
         if (value) block[NATURAL[k - 1]] = (JCOEF)value;
     }
