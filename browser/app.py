@@ -152,13 +152,18 @@ def overview(site: Site) -> Any:
     """The shards with their health; the runs, where there are no shards."""
     if site.given is None:
         return redirect(url_for("runs"))
-    return render_template("overview.html", shards=site.given, rows=shard_rows(site.given), page=_integer("page", 1))
+    return render_template("overview.html", **shard_table(site.given))
 
 
 def health(site: Site) -> Any:
     """The part of the overview that fills up while shards are checked."""
-    shards = site.set_of(None)
-    return render_template("health.html", shards=shards, rows=shard_rows(shards), page=_integer("page", 1))
+    return render_template("health.html", **shard_table(site.set_of(None)))
+
+
+def shard_table(shards: ShardSet) -> dict[str, Any]:
+    """What the table of shards is made of. Whether they are checked is asked first: a page that says so is asked for no more."""
+    checking = shards.checking
+    return {"shards": shards, "checking": checking, "rows": shard_rows(shards), "page": _integer("page", 1)}
 
 
 def shard_rows(shards: ShardSet) -> list[dict[str, Any]]:

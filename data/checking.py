@@ -286,14 +286,19 @@ def _count(counter: Counter[str], what: str) -> None:
 
 
 def check_all(
-    paths: Sequence[str], look: Look, listed: Mapping[str, Any] | None = None, num_workers: int | None = None, progress: bool = True
+    paths: Sequence[str],
+    look: Look,
+    listed: Mapping[str, Any] | None = None,
+    num_workers: int | None = None,
+    progress: bool = True,
+    apart: bool = False,
 ) -> Iterator[ShardCheck]:
     """The check of each shard, in order, made by several processes, with a progress bar on stderr when it takes over two seconds.
 
-    listed: the shards whose sha256 is wanted.
+    listed: the shards whose sha256 is wanted. apart: as `map_processes` has it.
     """
     from tqdm import tqdm
 
     wanted = [path in (listed or {}) for path in paths]
-    results = map_processes(check_shard, num_workers, paths, [look] * len(paths), wanted)
-    yield from tqdm(results, total=len(paths), desc="checking shards", unit="shard", delay=2, disable=not progress, leave=False)
+    results = map_processes(check_shard, num_workers, paths, [look] * len(paths), wanted, apart=apart)
+    return iter(tqdm(results, total=len(paths), desc="checking shards", unit="shard", delay=2, disable=not progress, leave=False))

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -100,16 +100,20 @@ def _index_all(paths: Sequence[str], num_workers: int, rebuild: bool) -> Iterato
         pool.shutdown(cancel_futures=True)
 
 
-def map_processes(work: Callable[..., Any], num_workers: int | None, *arguments: Sequence[Any]) -> Iterator[Any]:
-    """`map` over processes, one for each core at most; in this process where there is only one thing to do. Raises ShardError."""
+def map_processes(work: Callable[..., Any], num_workers: int | None, *arguments: Sequence[Any], apart: bool = False) -> Iterator[Any]:
+    """`map` over processes, one for each core at most, which are started at once; in this process where there is only one thing to do,
+    unless it is to be `apart`. The iterator raises ShardError where a process is killed."""
     num_workers = min(len(arguments[0]), num_workers or num_cores())
-    if num_workers < 2:
-        yield from map(work, *arguments)
-        return
-    pool = create_pool(num_workers)
+    if num_workers < 2 and not apart:
+        return map(work, *arguments)
+    pool = create_pool(max(1, num_workers))
+    # submitted one by one: what is left is cancelled when the caller stops early
+    return _results(pool, [pool.submit(work, *one) for one in zip(*arguments, strict=True)])
+
+
+def _results(pool: Executor, futures: list[Future]) -> Iterator[Any]:
     try:
-        # submitted one by one: what is left is cancelled when the caller stops early
-        for future in [pool.submit(work, *one) for one in zip(*arguments, strict=True)]:
+        for future in futures:
             yield future.result()
     except BrokenProcessPool:
         raise ShardError("a process was killed (out of memory?); try again with fewer workers (-j)") from None

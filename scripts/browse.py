@@ -86,7 +86,8 @@ def start(
         names = (read_dataset_json(shards) or {}).get("classes") or ()
         site.given = ShardSet(shards, names)
         look = Look(label=label, decode=decode, contents=False, keep=True)
-        checks = check_all([shard.path for shard in shards], look, num_workers=workers, progress=False)
+        # processes are forked here, before there are threads, and the pages don't share their interpreter with a check
+        checks = check_all([shard.path for shard in shards], look, num_workers=workers, progress=False, apart=True)
         site.given.checking = True
         threading.Thread(target=site.given.follow, args=(checks,), daemon=True).start()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every thumbnail

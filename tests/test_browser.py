@@ -40,7 +40,7 @@ def png(seed: int, side: int = 16) -> bytes:
 
 
 def write_set(folder: Path) -> Path:
-    """Two shards of 100 pictures in 3 classes, one of them cut; and one of other things."""
+    """Two shards of 100 pictures in 3 classes, one of them cut; and one of other things, two of them broken."""
     folder.mkdir(parents=True)
     for number in range(2):
         samples = [(f"k{100 * number + i:04d}", {"png": png(i), "cls": b"%d" % (i % 3)}) for i in range(100)]
@@ -123,7 +123,7 @@ class Page(HTMLParser):
 
 def test_the_overview(client: FlaskClient) -> None:
     html = get(client, "/")
-    assert "<b>204</b> samples" in html and "<b>3</b> shards" in html and '<b class="wrong">3</b> broken' in html
+    assert "<b>204</b> samples" in html and "<b>3</b> shards" in html and '<b class="wrong">4</b> broken' in html
     assert html.count('class="state good"') == 0 and html.count('class="state bad"') == 3
     assert "bad samples: 1 bad sample, the first is 0.tar sample 7 (k0007x): png: PNG is cut" in html
     assert ">ant</a></th><td class=\"n\">67</td>" in html or ">ant</a>" in html
@@ -145,7 +145,7 @@ def test_filters_and_search(client: FlaskClient) -> None:
         tags = Page(get(client, f"/samples?size=120&{query}")).tags
         return [int(attrs["href"].rpartition("/")[2]) for tag, attrs in tags if tag == "a" and attrs.get("class") == "name"]
 
-    assert numbers("broken=1") == [7, 107, 201]
+    assert numbers("broken=1") == [7, 107, 201, 203]
     assert numbers("label=2") == [number for base in (0, 100) for number in range(base, base + 100) if (number - base) % 3 == 2]
     assert numbers("q=k0007x") == [7, 107] and numbers("q=k019") == list(range(190, 200)) and numbers("q=nothing") == []
     assert numbers("q=12") == [12, 112, *range(120, 130)] and numbers("q=203") == [203]  # a number that no key has
@@ -304,7 +304,7 @@ def test_over_a_socket(server: int) -> None:
         if "data-done" in text:
             break
         time.sleep(0.05)
-    assert '<b class="wrong">3</b> broken' in text
+    assert '<b class="wrong">4</b> broken' in text
     connection.request("GET", "/samples?broken=1")  # the same connection: keep-alive
     assert b"k0007x" in connection.getresponse().read()
     connection.request("GET", "/", headers={"Host": "rebound.example"})

@@ -16,6 +16,7 @@ from PIL import Image
 
 from data.errors import DataError, ShardError
 from data.pipeline import build_loader
+from data.plan import Plan
 from data.shards import load_shards
 from data.tasks import create_task, resolve_labels
 from data.viewing import enlarged, model_views, poster, read_field, read_fields, thumbnail, video_poster, view_samples
@@ -106,6 +107,15 @@ def test_model_views_are_the_batches_of_a_run(picture_shards: Callable[..., list
         views = model_views(task, loader.plan, sample, fields, range(3))
         for epoch, image in enumerate(views):
             assert np.array_equal(np.asarray(image).transpose(2, 0, 1), seen[epoch, sample])
+
+
+def test_clips_are_strips_of_frames(shared_data: Path, tmp_path: Path) -> None:
+    path = min(path for path in (shared_data / "video" / "named_actions").rglob("*") if path.is_file())
+    (tmp_path / "0.tar").write_bytes(tm.join_samples([("a", {path.suffix[1:]: path.read_bytes(), "cls": b"0"})]) + tm.END)
+    shards = load_shards(str(tmp_path))
+    task = create_task("video-classification", training=True, labels=resolve_labels(shards, "cls"), img_size=32, num_frames=16)
+    views = model_views(task, Plan(np.array([1])), 0, read_fields(view_samples(shards[0], 0, 1)[0]), range(2))
+    assert [view.size for view in views] == [(8 * 32, 32)] * 2 and views[0].tobytes() != views[1].tobytes()
 
 
 def test_contact_sheets(picture_shards: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
