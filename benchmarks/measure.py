@@ -15,29 +15,35 @@ from typing import Any
 
 import inputs
 import peers
+import peers_small
 
 # name -> (what must be importable, {kind: builder})
 LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "webdataset": ("webdataset", {"pictures": peers.webdataset, "small": peers.webdataset_small}),
-    "shardline": ("torch", {"pictures": peers.shardline}),
+    "webdataset": ("webdataset", {"pictures": peers.webdataset, "small": peers_small.webdataset_small}),
+    "shardline": ("torch", {"pictures": peers.shardline, "small": peers_small.shardline_small, "tokens": peers_small.shardline_tokens}),
+    "shardline-python": ("torch", {"pictures": peers.shardline_python}),
     "timm": ("timm", {"pictures": peers.timm}),
-    "huggingface": ("datasets", {"pictures": peers.huggingface, "small": peers.huggingface_small}),
-    "mosaic": ("streaming", {"pictures": peers.mosaic, "small": peers.mosaic_small}),
-    "litdata": ("litdata", {"pictures": peers.litdata, "small": peers.litdata_small}),
-    "dali": ("nvidia.dali", {"pictures": peers.dali, "small": peers.dali_small}),
-    "spdl": ("spdl.io", {"pictures": peers.spdl, "small": peers.spdl_small}),
+    "huggingface": ("datasets", {"pictures": peers.huggingface, "small": peers_small.huggingface_small}),
+    "mosaic": ("streaming", {"pictures": peers.mosaic, "small": peers_small.mosaic_small}),
+    "litdata": ("litdata", {"pictures": peers.litdata, "small": peers_small.litdata_small}),
+    "dali": ("nvidia.dali", {"pictures": peers.dali, "small": peers_small.dali_small}),
+    "spdl": ("spdl.io", {"pictures": peers.spdl, "small": peers_small.spdl_small}),
 }
-SIZES = {"pictures": peers.PICTURES, "small": peers.SMALL}
+OWN_FORMAT = ("mosaic", "litdata", "dali")  # made before the clock starts
+SIZES = {"pictures": peers.PICTURES, "small": peers.SMALL, "tokens": peers.SMALL}
 
 
 def measure(name: str, kind: str, work: Path, workers: int, seconds: float) -> dict[str, Any]:
     """Run a loader: warm up for a quarter of the time, then count what comes in `seconds`."""
     import torch  # noqa: F401  (all have it loaded: it is not a loader's cost)
 
-    shards = {"pictures": lambda: inputs.picture_shards(work, None), "small": lambda: inputs.small_shards(work)}[kind]()
+    # made by loaders.py
+    shards = {"pictures": lambda: inputs.picture_shards(work, None), "small": lambda: inputs.small_shards(work),
+              "tokens": lambda: inputs.token_shards(work)}[kind]()  # fmt: skip
     build = LOADERS[name][1][kind]
-    if name in ("mosaic", "litdata", "dali"):
-        next(iter(build(shards, work, 0)))  # makes its format
+    if name in OWN_FORMAT and not (work / f"{name}-{kind}.made").exists():
+        next(iter(build(shards, work, 0)))
+        (work / f"{name}-{kind}.made").touch()
     started = time.perf_counter()
     batches = iter(build(shards, work, workers))
     first = next(batches)

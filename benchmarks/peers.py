@@ -1,8 +1,7 @@
-"""The loaders that are compared, each as its own documentation would have it.
+"""The loaders of pictures that are compared, each as its own documentation would have it.
 
 in: shards, a work folder (for a loader's own format, made once), workers  ->  out: batches without end
-Invariant: batches are of one kind: uint8 (64, 3, 224, 224) after RandomResizedCrop (antialiased) and a flip, with labels; or, of small
-samples, the bytes and the label of 256 at a time.
+Invariant: batches are of one kind: uint8 (64, 3, 224, 224) after RandomResizedCrop (antialiased) and a flip, with labels.
 """
 
 from __future__ import annotations
@@ -46,13 +45,18 @@ def again_and_again(make: Callable[[], Batches]) -> Iterator[Any]:
         yield from make()
 
 
-# Shardline: pictures, small samples.
-
-
 def shardline(shards: list[str], work: Path, workers: int) -> Batches:
     from data import build_loader
 
     return build_loader(shards, batch_size=PICTURES, img_size=SIDE, num_workers=workers, epochs=1000, num_classes=1000)
+
+
+def shardline_python(shards: list[str], work: Path, workers: int) -> Batches:
+    """Without the C part."""
+    from data import build_loader
+
+    python = {"decoder": "python"}
+    return build_loader(shards, batch_size=PICTURES, img_size=SIDE, num_workers=workers, epochs=1000, num_classes=1000, transform=python)
 
 
 # webdataset as its documentation shows it.
@@ -67,13 +71,6 @@ def webdataset(shards: list[str], work: Path, workers: int) -> Batches:
         .shuffle(1000).decode("pilrgb").to_tuple("jpg", "cls").map_tuple(transform, int).batched(PICTURES, partial=False)
     )  # fmt: skip
     return again_and_again(lambda: torch_loader(dataset.repeat(100), None, workers))
-
-
-def webdataset_small(shards: list[str], work: Path, workers: int) -> Batches:
-    import webdataset as wds
-
-    dataset = wds.WebDataset(shards, shardshuffle=len(shards)).shuffle(1000).to_tuple("bin", "cls").batched(SMALL, collation_fn=None)
-    return torch_loader(dataset.repeat(100), None, workers)
 
 
 def timm(shards: list[str], work: Path, workers: int) -> Batches:
@@ -109,31 +106,19 @@ def huggingface(shards: list[str], work: Path, workers: int) -> Batches:
     return again_and_again(lambda: torch_loader(stream.with_format("torch"), PICTURES, workers))
 
 
-def huggingface_small(shards: list[str], work: Path, workers: int) -> Batches:
-    from datasets import load_dataset
-
-    stream = load_dataset("webdataset", data_files=shards, split="train", streaming=True).shuffle(buffer_size=1000)
-    return again_and_again(lambda: torch_loader(stream, SMALL, workers, collate_fn=list))
-
-
 def mosaic(shards: list[str], work: Path, workers: int) -> Batches:
-    dataset = _mosaic_dataset(shards, work / "mosaic", "jpg", PICTURES, tensor_transform())
+    dataset = mosaic_dataset(shards, work / "mosaic", "jpg", PICTURES, tensor_transform())
     return again_and_again(lambda: torch_loader(dataset, PICTURES, workers))
 
 
-def mosaic_small(shards: list[str], work: Path, workers: int) -> Batches:
-    dataset = _mosaic_dataset(shards, work / "mosaic_small", "bin", SMALL, None)
-    return again_and_again(lambda: torch_loader(dataset, SMALL, workers, collate_fn=list))
-
-
-def _mosaic_dataset(shards: list[str], target: Path, field: str, batch_size: int, transform: Any) -> Any:
+def mosaic_dataset(shards: list[str], target: Path, field: str, batch_size: int, transform: Any) -> Any:
     from streaming import MDSWriter, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
     if not (target / "index.json").exists():
         shutil.rmtree(target, ignore_errors=True)
         with MDSWriter(out=str(target), columns={"data": "bytes", "label": "int"}) as out:
-            for data, label in _samples(shards, field):
+            for data, label in samples(shards, field):
                 out.write({"data": data, "label": label})
     clean_stale_shared_memory()
 
@@ -155,14 +140,10 @@ def litdata(shards: list[str], work: Path, workers: int) -> Batches:
     def view(data: bytes) -> Any:
         return crop(decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB))
 
-    return _litdata(shards, work / "litdata", "jpg", PICTURES, workers, view)
+    return litdata_loader(shards, work / "litdata", "jpg", PICTURES, workers, view)
 
 
-def litdata_small(shards: list[str], work: Path, workers: int) -> Batches:
-    return _litdata(shards, work / "litdata_small", "bin", SMALL, workers, None)
-
-
-def _litdata(shards: list[str], target: Path, field: str, batch_size: int, workers: int, view: Any) -> Batches:
+def litdata_loader(shards: list[str], target: Path, field: str, batch_size: int, workers: int, view: Any) -> Batches:
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming.writer import BinaryWriter
 
@@ -170,7 +151,7 @@ def _litdata(shards: list[str], target: Path, field: str, batch_size: int, worke
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         writer = BinaryWriter(str(target), chunk_bytes="64MB")
-        for number, (data, label) in enumerate(_samples(shards, field)):
+        for number, (data, label) in enumerate(samples(shards, field)):
             writer[number] = (data, label)
         writer.done()
         writer.merge()
@@ -190,29 +171,17 @@ def dali(shards: list[str], work: Path, workers: int) -> Batches:
 
     @pipeline_def(batch_size=PICTURES, num_threads=max(1, workers), device_id=None, prefetch_queue_depth=2)
     def pictures() -> Any:
-        data, label = fn.readers.webdataset(paths=shards, index_paths=_dali_indexes(shards, work), ext=["jpg", "cls"],
+        data, label = fn.readers.webdataset(paths=shards, index_paths=dali_indexes(shards, work), ext=["jpg", "cls"],
                                             random_shuffle=True, initial_fill=1000)  # fmt: skip
         image = fn.decoders.image_random_crop(data, device="cpu", random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
         image = fn.resize(image, size=[SIDE, SIDE], antialias=True, interp_type=types.INTERP_LINEAR)
         image = fn.flip(image, horizontal=fn.random.coin_flip())
         return fn.transpose(image, perm=[2, 0, 1]), fn.pad(label)
 
-    return _dali_batches(pictures())
+    return dali_batches(pictures())
 
 
-def dali_small(shards: list[str], work: Path, workers: int) -> Batches:
-    from nvidia.dali import fn, pipeline_def
-
-    @pipeline_def(batch_size=SMALL, num_threads=max(1, workers), device_id=None)
-    def samples() -> Any:
-        data, label = fn.readers.webdataset(paths=shards, index_paths=_dali_indexes(shards, work / "small"), ext=["bin", "cls"],
-                                            random_shuffle=True, initial_fill=1000)  # fmt: skip
-        return fn.pad(data), fn.pad(label)
-
-    return _dali_batches(samples())
-
-
-def _dali_batches(pipeline: Any) -> Iterator[Any]:
+def dali_batches(pipeline: Any) -> Iterator[Any]:
     import torch
 
     pipeline.build()
@@ -221,7 +190,7 @@ def _dali_batches(pipeline: Any) -> Iterator[Any]:
         yield torch.from_numpy(data.as_array().copy()), torch.from_numpy(label.as_array().copy())
 
 
-def _dali_indexes(shards: list[str], work: Path) -> list[str]:
+def dali_indexes(shards: list[str], work: Path) -> list[str]:
     """DALI's own index files: a line per sample, of extension, data offset and size of each of its members."""
     from data.tar import walk
 
@@ -268,26 +237,7 @@ def spdl(shards: list[str], work: Path, workers: int) -> Batches:
     return pipeline.get_iterator()
 
 
-def spdl_small(shards: list[str], work: Path, workers: int) -> Batches:
-    import random
-
-    import spdl.io
-
-    def batches() -> Iterator[list[Any]]:
-        rows: list[Any] = []
-        while True:
-            for shard in random.sample(shards, len(shards)):
-                members = spdl.io.iter_tarfile(Path(shard).read_bytes())
-                for (_, data), (_, label) in zip(members, members, strict=True):
-                    rows.append((data, int(bytes(label))))
-                    if len(rows) == SMALL:
-                        yield rows
-                        rows = []
-
-    return batches()
-
-
-def _samples(shards: list[str], field: str) -> Iterator[tuple[bytes, int]]:
+def samples(shards: list[str], field: str) -> Iterator[tuple[bytes, int]]:
     """(data, label) of every sample, for loaders that want a format of their own."""
     from data.tar import walk
 
