@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from .index import write_index
 
 BLOCK = 512
-_FLUSH = 4 << 20  # bytes gathered before they are hashed and written: few calls, and hashing them drops the GIL
+_FLUSH = 4 << 20  # bytes gathered before they are hashed and written: few calls
 _LARGEST = 8**11 - 1  # what eleven octal digits hold
 _NAME = 100  # bytes of a ustar name field
 # All of a ustar header but name, size, checksum and type: mode 0644, user and group 0 without names, time 0.
@@ -78,7 +79,8 @@ def _padded(data: bytes) -> bytes:
 
 
 class ShardWriter:
-    """One shard in the making: `add` samples, then `finish` (all on the disk, no name yet), then `publish`.
+    """One shard in the making: `add` samples, then `finish` (all on the disk, no name yet), then `publish`. Hashing and writing, which
+    hold no lock of Python's, go on in a thread while the next samples are read.
 
     The two last steps are apart so that a caller can note the record before the shard appears: whoever finds the shard
     after a crash then finds its record too. As a context manager it publishes at the end, or leaves nothing behind.
@@ -92,7 +94,9 @@ class ShardWriter:
         self._hash = hashlib.sha256()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._written = 0
+        self._written = 0  # bytes, those under way included
+        self._thread = ThreadPoolExecutor(1)
+        self._under_way: Future[None] | None = None
         self._offsets: list[int] = []
         self._fields: set[str] = set()
         self._last_key = ""
@@ -119,7 +123,10 @@ class ShardWriter:
         """Write the rest and the index, and make sure that the disk has them."""
         self._offsets.append(self._written + self._pending_bytes)
         self._pending.append(bytes(2 * BLOCK))  # the end of an archive
+        self._pending_bytes += 2 * BLOCK
         self._flush()
+        self._settle()
+        self._thread.shutdown()
         os.fsync(self._file.fileno())
         stamp = os.fstat(self._file.fileno()).st_mtime_ns
         self._file.close()
@@ -137,18 +144,29 @@ class ShardWriter:
 
     def discard(self) -> None:
         """Leave no trace of an unfinished shard."""
+        self._thread.shutdown()
         self._file.close()
         if os.path.exists(self._part):
             os.unlink(self._part)
 
     def _flush(self) -> None:
-        data = b"".join(self._pending)
+        self._settle()  # one piece at a time is under way: two of _FLUSH are in memory
+        self._under_way = self._thread.submit(self._store, self._pending)
+        self._written += self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
+
+    def _settle(self) -> None:
+        """Wait for what is under way; raises what it raised."""
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None
+
+    def _store(self, pieces: list[bytes]) -> None:
+        data = b"".join(pieces)
         self._hash.update(data)
         view = memoryview(data)
         while view:  # an unbuffered file may take less than it is given
             view = view[self._file.write(view) :]
-        self._written += len(data)
-        self._pending, self._pending_bytes = [], 0
 
     def __enter__(self) -> ShardWriter:
         return self
