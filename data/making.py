@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from .errors import DataError
 from .output import Done, append_record
 from .packing import ShardPlan, describe
-from .pictures import check_picture, resize_picture
+from .pictures import check_picture, raw_picture, resize_picture
 from .readers import FolderReader, TarReader, ZipReader
 from .restarts import add_restarts
 from .sources import suffix_of
@@ -39,9 +39,14 @@ class ShardWork:
     strict: bool
     resize_video: int | None = None
     restart_markers: bool = False
+    raw: bool = False
 
     def __call__(self, plan: ShardPlan) -> Done:
         """Write one shard; pictures that can't be read are left out of it, or raise SourceError when `strict`."""
+        return self.close(plan, *self.fill(plan))
+
+    def fill(self, plan: ShardPlan) -> tuple[ShardWriter, list[tuple[str, str]], dict[str, int]]:
+        """The shard with all its samples handed over, what is left out of it, and the JPEGs that got no restart markers, by reason."""
         left_out: list[tuple[str, str]] = []
         unmarked: Counter[str] = Counter()
         writer = ShardWriter(os.path.join(self.out, plan.path))
@@ -57,7 +62,15 @@ class ShardWork:
                     left_out.append((entry.name, reason))
                     continue
                 writer.add(key, {field: data, "cls": b"%d" % number, "json": describe(entry)})
-            done = Done(writer.finish(), left_out, dict(unmarked))
+        except BaseException:
+            writer.discard()
+            raise
+        return writer, left_out, dict(unmarked)
+
+    def close(self, plan: ShardPlan, writer: ShardWriter, left_out: list[tuple[str, str]], unmarked: dict[str, int]) -> Done:
+        """Wait until the disk has all of the shard, note it, and give it its name."""
+        try:
+            done = Done(writer.finish(), left_out, unmarked)
             append_record(self.journal, plan.path, done)  # before the shard appears: see ShardWriter
             writer.publish()
         except BaseException:
@@ -69,6 +82,8 @@ class ShardWork:
         """Field name and bytes to store. Raises DataError."""
         if suffix_of(name) in VIDEO_SUFFIXES:
             return resize_video(data, self.resize_video) if self.resize_video else (check_video(data), data)
+        if self.raw:
+            return raw_picture(data, self.resize)
         field, data = resize_picture(data, self.resize) if self.resize else (check_picture(data), data)
         if self.restart_markers:
             data, reason = add_restarts(data)
@@ -92,8 +107,16 @@ def write_shards(work: ShardWork, plans: Sequence[ShardPlan], workers: int, tota
 
 def _run(work: ShardWork, plans: Sequence[ShardPlan], workers: int) -> Iterator[tuple[ShardPlan, Done]]:
     if workers <= 1:
-        for plan in plans:
-            yield plan, work(plan)
+        # the disk takes the end of one shard while the next is filled
+        with concurrent.futures.ThreadPoolExecutor(1) as closing:
+            before: tuple[ShardPlan, concurrent.futures.Future[Done]] | None = None
+            for plan in plans:
+                filled = work.fill(plan)
+                if before:
+                    yield before[0], before[1].result()
+                before = plan, closing.submit(work.close, plan, *filled)
+            if before:
+                yield before[0], before[1].result()
         return
     # Where fork is safe it starts at once; spawned workers load everything again.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")

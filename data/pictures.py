@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import io
 import struct
+from typing import TYPE_CHECKING
 
-from .decoders import MAX_PIXELS, open_picture, read_pixels, turned
+import numpy as np
+
+from . import native
+from .decoders import MAX_PIXELS, Picture, open_picture, read_pixels, turned
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # File names that are looked at in a folder or an archive; what such a file really holds is decided by its bytes.
 PICTURE_SUFFIXES = frozenset("jpg jpeg jpe jfif png webp bmp gif ppm pgm pbm pnm tif tiff".split())
@@ -40,22 +47,49 @@ def resize_picture(data: bytes, short_side: int) -> tuple[str, bytes]:
 
     A picture that is small enough keeps its bytes; none is made larger. Raises DataError.
     """
-    from PIL import Image
-
     picture = open_picture(data)
     kind = picture.image.format or ""
     if min(picture.size) <= short_side:
         return check_picture(data), data
+    small = _smaller(picture, short_side)
+    small.info = {}  # neither the old orientation nor a colour profile, which training does not use
+    out = io.BytesIO()
+    small.save(out, kind, quality=QUALITY)
+    return _FIELDS[kind], out.getvalue()
+
+
+def raw_picture(data: bytes, short_side: int | None) -> tuple[str, bytes]:
+    """Field name and bytes of the picture uncompressed: PPM (PGM where it is gray), upright, the short side at most `short_side`.
+
+    Any tool reads it, and a crop of it is a copy of its rows. Raises DataError.
+    """
+    picture = open_picture(data)
+    if short_side is not None and min(picture.size) > short_side:
+        image = _smaller(picture, short_side)
+    else:
+        image = turned(read_pixels(picture), picture.orientation)
+    kind = b"P5" if image.mode == "L" else b"P6"
+    return "ppm", kind + b"\n%d %d\n255\n" % image.size + image.tobytes()
+
+
+def _smaller(picture: Picture, short_side: int) -> Image.Image:
+    """The picture upright with its short side brought to `short_side`; the same pixels with and without the native part."""
+    from PIL import Image
+
     width, height = picture.image.size
     scale = short_side / min(width, height)
     size = (max(short_side, round(width * scale)), max(short_side, round(height * scale)))
     # A JPEG can be decoded at 1/2, 1/4, 1/8 for a fraction of the time: the smallest that leaves twice the pixels wanted.
     picture.image.draft(None, (2 * size[0], 2 * size[1]))
-    small = turned(read_pixels(picture).resize(size, Image.Resampling.LANCZOS), picture.orientation)
-    small.info = {}  # neither the old orientation nor a colour profile, which training does not use
-    out = io.BytesIO()
-    small.save(out, kind, quality=QUALITY)
-    return _FIELDS[kind], out.getvalue()
+    whole = picture.image.size == (width, height)
+    if whole and picture.image.mode == "RGB" and not native.why_absent() and (jpeg := native.open_jpeg(picture.data)):
+        jpeg.orientation = picture.orientation
+        shown = size[::-1] if picture.orientation >= 5 else size
+        pixels = np.empty((shown[1], shown[0], 3), np.uint8)
+        if jpeg.write((0.0, 0.0, float(width), float(height)), False, pixels.transpose(2, 0, 1)):
+            return Image.fromarray(pixels)
+    # twice as fast as Lanczos, and what the native part can do
+    return turned(read_pixels(picture).resize(size, Image.Resampling.BILINEAR), picture.orientation)
 
 
 def _is_whole_jpeg(data: bytes) -> bool:

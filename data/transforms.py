@@ -166,7 +166,9 @@ def _write(
 
 def read_jpeg_pixels(picture: Picture) -> np.ndarray | None:
     """The whole JPEG as it is stored, uint8 (H, W, 3), or (H, W, 1) where it is gray: the same as `read_pixels`, faster. None where
-    PIL must read it: no JPEG, CMYK, damaged, or simplejpeg is not there."""
+    PIL must read it: no JPEG, CMYK, damaged, or simplejpeg is not there. Uncompressed pictures are read too, where they lie."""
+    if picture.image.format == "PPM":
+        return _view_ppm(picture)
     simplejpeg = _simplejpeg()
     kind = {"RGB": "RGB", "L": "GRAY"}.get(picture.image.mode)
     if simplejpeg is None or picture.image.format != "JPEG" or kind is None:
@@ -175,6 +177,19 @@ def read_jpeg_pixels(picture: Picture) -> np.ndarray | None:
         return simplejpeg.decode_jpeg(picture.data, kind, strict=True)
     except ValueError:  # it warns or fails: PIL has the last word
         return None
+
+
+def _view_ppm(picture: Picture) -> np.ndarray | None:
+    """The pixels of a whole binary PPM or PGM of 8 bits; None for other kinds and cut ones."""
+    width, height = picture.image.size
+    channels = {b"P6": 3, b"P5": 1}.get(picture.data[:2], 0)
+    tile = next(iter(getattr(picture.image, "tile", ())), None)
+    if not channels or tile is None or tile[0] != "raw" or picture.image.mode not in ("RGB", "L"):
+        return None
+    size, offset = width * height * channels, tile[2]
+    if len(picture.data) < offset + size:
+        return None
+    return np.frombuffer(picture.data, np.uint8, size, offset).reshape(height, width, channels)
 
 
 @lru_cache
@@ -190,6 +205,7 @@ def _write_by_torch(part: np.ndarray, target: np.ndarray) -> None:
     """Resizes a part (h, w, 1 or 3) to `target` (3, height, width). Twice as fast as PIL, and within a unit or two of it: weights of
     16 bits, and nothing outside the part has a weight at its edges."""
     if part.shape[:2] != target.shape[1:]:
+        part = part if part.flags.writeable else part.copy()  # torch takes no other
         batch = torch.from_numpy(part).permute(2, 0, 1)[None]
         resized = torch.nn.functional.interpolate(batch, target.shape[1:], mode="bilinear", antialias=True, align_corners=False)
         target[:] = resized[0].numpy()

@@ -28,6 +28,7 @@ from data.making import ShardWork, write_shards  # noqa: E402
 from data.output import Done, OutputFolder  # noqa: E402
 from data.packing import class_index, class_names, fingerprint, pack_entries, split_entries  # noqa: E402
 from data.restarts import describe_unmarked, restart_arguments  # noqa: E402
+from data.shards import num_cores  # noqa: E402
 from data.sources import Source, open_source  # noqa: E402
 from data.tables import SourceError  # noqa: E402
 
@@ -79,6 +80,7 @@ def make_shards(
     resize: int | None,
     resize_video: int | None,
     restart_markers: bool,
+    encode: str,
     strict: bool,
     overwrite: bool,
     workers: int,
@@ -98,6 +100,7 @@ def make_shards(
 
     arguments: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "split": split, "resize": resize, **cut}
     arguments |= restart_arguments(restart_markers) | ({"resize_video": resize_video} if resize_video else {})
+    arguments |= {"encode": encode} if encode != "keep" else {}
     digest = fingerprint(entries, names, arguments)
     folder = OutputFolder(out, digest, {"source": os.path.basename(os.path.abspath(source)), **arguments})
     done = folder.prepare([plan.path for plan in plans], overwrite, source)
@@ -105,7 +108,7 @@ def make_shards(
         missing = [plan for plan in plans if plan.path not in done]
         if done:
             tell(f"{out}: {len(done)} of {len(plans)} shards are there already")
-        work = ShardWork(out, folder.journal, found.reader, resize, strict, resize_video, restart_markers)
+        work = ShardWork(out, folder.journal, found.reader, resize, strict, resize_video, restart_markers, encode == "raw")
         done |= write_shards(work, missing, workers, total=len(entries))
         done = {plan.path: done[plan.path] for plan in plans}
         report_left_out(done, len(entries), strict, found.what)
@@ -241,9 +244,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--resize-video", type=_positive, metavar="SHORT_SIDE", help="re-encode larger videos this small: H.264 in MP4, upright, "
         "without sound; each frame keeps its time")
     add("--restart-markers", action="store_true", help="write JPEGs anew, losslessly, with restart markers: crops are decoded faster")
+    add("--encode", choices=["keep", "raw"], default="keep", help="raw: pictures uncompressed (.ppm): 6 times the bytes, no decoding")
     add("--strict", action="store_true", help="stop at the first picture that can't be used")
     add("--overwrite", action="store_true", help="replace the shards in OUT (also needed where a picture changed under its name and size)")
-    add("--workers", type=_positive, default=_num_cores(), metavar="N", help="processes (default: the cores, %(default)s)")
+    add("--workers", type=_positive, default=num_cores(), metavar="N", help="processes (default: the cores, %(default)s)")
     args = parser.parse_args(argv)
     if args.num_shards and (args.shard_size or args.max_bytes):
         parser.error("--num-shards goes with neither --shard-size nor --max-bytes: give one")
@@ -259,12 +263,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
+    if not (text.isascii() and text.isdigit()) or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 

@@ -9,9 +9,16 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from photos import all_samples, make_folder, picture, refused, run, some_classes, summary
 from PIL import Image
+
+from data import native
+from data.errors import DataError
+from data.pictures import raw_picture, resize_picture
+from data.transforms import eval_transform, train_transform
 
 
 @pytest.fixture
@@ -137,3 +144,49 @@ def _png(image: Image.Image) -> bytes:
     out = io.BytesIO()
     image.save(out, "PNG")
     return out.getvalue()
+
+
+@pytest.mark.skipif(bool(native.why_absent()), reason="the native part is not built")
+def test_resized_bytes_do_not_depend_on_the_native_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    made = []
+    for width, height in ((300, 200), (200, 301), (1200, 900)):
+        image = Image.fromarray(rng.integers(0, 256, (height // 8, width // 8, 3), np.uint8)).resize((width, height))
+        for orientation in (1, 6):
+            exif = Image.Exif()
+            exif[0x0112] = orientation
+            out = io.BytesIO()
+            image.save(out, "JPEG", exif=exif)
+            made.append(out.getvalue())
+    with_it = [(resize_picture(data, 128), raw_picture(data, 128)) for data in made]
+    monkeypatch.setattr("data.native.why_absent", lambda: "as if")
+    assert [(resize_picture(data, 128), raw_picture(data, 128)) for data in made] == with_it
+    assert [min(Image.open(io.BytesIO(data)).size) for (_, data), _ in with_it] == [128] * 6
+
+
+def test_raw_pictures_are_read_as_their_pixels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for shape in ((90, 120, 3), (120, 91)):
+        coarse = Image.fromarray(rng.integers(0, 256, (4, 5, *shape[2:]), np.uint8))
+        pixels = np.asarray(coarse.resize(shape[1::-1], Image.Resampling.BICUBIC))
+        out = io.BytesIO()
+        Image.fromarray(pixels).save(out, "PNG")
+        field, data = raw_picture(out.getvalue(), None)
+        assert field == "ppm" and (np.asarray(Image.open(io.BytesIO(data))) == pixels).all()
+        for seed in range(5):
+            views = [train_transform(encoded, np.random.default_rng(seed), 80).int() for encoded in (data, out.getvalue())]
+            assert (views[0] - views[1]).abs().max() <= 6  # at the edges; 1 or 2 inside
+        assert torch.equal(eval_transform(data, 80), eval_transform(out.getvalue(), 80))
+        with pytest.raises(DataError, match="PPM can't be decoded"):
+            train_transform(data[:-1], np.random.default_rng(0), 80)
+
+
+def test_encode_raw(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.radial_gradient("L").resize((400, 200)).convert("RGB").save(tmp_path / "photos" / name / "x.jpg")
+    assert run(tmp_path / "photos", tmp_path / "out", "--resize", "40", "--encode", "raw", "--no-shuffle") == 0
+    with tarfile.open(tmp_path / "out/000.tar") as archive:
+        assert archive.getnames()[:3] == ["a_x.ppm", "a_x.cls", "a_x.json"]
+        file = archive.extractfile("a_x.ppm")
+        assert file is not None and file.read()[:13] == b"P6\n80 40\n255\n"
