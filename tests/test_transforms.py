@@ -291,3 +291,15 @@ def test_real_pictures(shared_data: Path) -> None:
         data = file.read_bytes()
         assert eval_transform(data, 224).shape == (3, 224, 224)
         assert train_transform(data, generator(), 224).float().std() > 5
+
+
+def test_real_pictures_are_like_pil_s_crop_and_resize(shared_data: Path) -> None:
+    found = []
+    for seed, file in enumerate(sorted((shared_data / "imagenet" / "images").iterdir())):
+        data = file.read_bytes()
+        with Image.open(file) as image:
+            draws = generator(seed).random(23).tolist()
+            part = image.convert("RGB").crop(random_box(image.size, draws[1:], (0.08, 1.0))).resize((224, 224), Image.Resampling.BILINEAR)
+        expected = torch.from_numpy(np.array(part)).permute(2, 0, 1)
+        found.append(likeness(train_transform(data, generator(seed), 224), expected.flip(2) if draws[0] < 0.5 else expected))
+    assert len(found) == 150 and min(found) > 50
