@@ -54,7 +54,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted install is done again.
-$(STAMP): requirements.txt requirements-dev.txt
+$(STAMP): requirements.txt requirements-dev.txt requirements-remote.txt
 	test -x $(PY) || $(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install -r requirements.txt -r requirements-dev.txt
 	touch $@

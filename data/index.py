@@ -117,7 +117,7 @@ def _build(buf: Buffer, cut: str, name: str) -> tuple[np.ndarray, str | None]:
             sample_end = position
     except TarDamage as found:
         if not position and not found.name and buf[found.offset + 257 : found.offset + 262] != b"ustar":
-            raise _not_a_tar(name, bytes(buf[:64])) from None
+            raise not_a_tar(name, bytes(buf[:64])) from None
         damage = found
     damage = damage or _find_cut(buf, position, cut)
     sample_end = min(sample_end, len(buf))
@@ -221,7 +221,7 @@ def _write_somewhere(beside: str, tar_path: str, status: os.stat_result, offsets
     return cached
 
 
-def _not_a_tar(name: str, start: bytes) -> ShardError:
+def not_a_tar(name: str, start: bytes) -> ShardError:
     lower = start.lstrip().lower()
     if lower.startswith((b"<!doctype", b"<html", b"<?xml")):
         return ShardError(f"{name}: a web page, not a tar: its download failed; download it again")

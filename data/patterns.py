@@ -1,6 +1,6 @@
 """What the user writes to name shards -> their paths.
 
-in: a pattern, or several  ->  out: absolute paths of files that exist, in the order of the patterns
+in: a pattern, or several  ->  out: absolute paths of files that exist, and URLs, in the order of the patterns
 Invariant: nothing is passed over in silence: what names nothing, or less than it says, is a `ShardError` that tells what is there.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from .errors import ShardError
+from .urls import base_name, is_url, redact, scheme, sibling, split_query
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 MAX_NAMES = 1_000_000  # a slip such as {0..99999999} ends here, not in the swap
@@ -22,19 +23,21 @@ EXAMPLE = "'shards/{000..099}.tar'"
 
 
 def expand(patterns: str | Sequence[str]) -> list[str]:
-    """Patterns -> absolute paths of shards that exist, in order. Raises ShardError.
+    """Patterns -> absolute paths of shards that exist, and URLs (with what is secret in them), in order. Raises ShardError.
 
     A pattern is a file, a folder (its tars, sorted), `{000..099}`, `{a,b}`, `<000..099>`, a glob (sorted), a `.txt` list of
-    patterns, a `file:` URL, or several of these joined by `::`. A file whose name looks like a pattern is taken as that file.
+    patterns, a URL, or several of these joined by `::`. A file whose name looks like a pattern is taken as that file. In URLs braces work
+    everywhere, globs and folders where the store has listings.
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     if not given:
         raise ShardError(f"no shards: a pattern is needed, such as {EXAMPLE}")
-    paths = [os.path.abspath(path) for pattern in given for path in _expand_one(pattern, "", ())]
+    paths = [path if is_url(path) else os.path.abspath(path) for pattern in given for path in _expand_one(pattern, "", ())]
     seen: set[str] = set()
-    for path in paths:
+    for path in map(redact, paths):
         if path in seen:
-            raise ShardError(f"{path}: named twice; each shard may stand in the patterns once")
+            apart = ": what differs after a question mark tells no shards apart" if is_url(path) else ""
+            raise ShardError(f"{path}: named twice; each shard may stand in the patterns once{apart}")
         seen.add(path)
     return paths
 
@@ -75,14 +78,20 @@ def _expand_one(pattern: str, folder: str, lists: tuple[str, ...]) -> list[str]:
     if not pattern.strip():
         raise ShardError(f"an empty pattern: write one such as {EXAMPLE}")
     path = os.path.join(folder, pattern)
-    if os.path.lexists(path):
+    if not is_url(folder) and not is_url(pattern) and os.path.lexists(path):
         return _expand_path(path, lists)
     if pattern.startswith("file:"):
+        if is_url(folder):
+            raise ShardError(f"{pattern}: a list from a server names no files of this machine: write such shards into a list here")
         return _expand_url(pattern, folder, lists)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://|pipe:", pattern):
-        raise ShardError(f"{pattern}: only shards on a local disk can be read: copy them to one first")
     if "::" in pattern:
         return [p for part in pattern.split("::") for p in _expand_one(part, folder, lists)]
+    if pattern.lower().startswith("pipe:"):
+        raise ShardError(f"{pattern}: commands are not run: copy what it writes to a disk, or give --stream and --allow-pipe")
+    if is_url(pattern):
+        return _expand_remote(pattern, lists)
+    if is_url(folder):  # a line of a list that lies elsewhere names nothing on this machine
+        return _expand_remote(sibling(folder, pattern), lists)
     names = _expand_braces(os.path.join(folder, os.path.expanduser(pattern)), pattern)
     found: list[str] = []
     missing: list[str] = []
@@ -106,6 +115,51 @@ def _expand_url(url: str, folder: str, lists: tuple[str, ...]) -> list[str]:
         if unquote(path) == path:
             raise
     return _expand_one(unquote(path), folder, lists)
+
+
+def _expand_remote(url: str, lists: tuple[str, ...]) -> list[str]:
+    """The URLs that one URL with braces, a glob, a folder's or a list's stands for. Whether shards are there is asked for all at once, "
+    "later."""
+    from . import remote
+
+    remote.open_store(url)  # raises for what is no store, and where its package is missing
+    has_listings = scheme(url) not in ("http", "https")
+    found: list[str] = []
+    for name in _expand_braces(url, redact(url)):
+        path = split_query(name)[0]
+        if path.endswith(".txt"):
+            found += _read_remote_list(name, lists)
+        elif has_listings and glob.has_magic(name):
+            matches = remote.glob(name)
+            found += [match for match in matches if match.endswith(SHARD_SUFFIXES)] if name.endswith("*") else matches
+            if not matches:
+                raise ShardError(f"{redact(name)}: no file matches")
+        elif has_listings and not path.endswith(SHARD_SUFFIXES):
+            tars = sorted(n for n in remote.list_names(path + "/") if n.endswith(SHARD_SUFFIXES) and not base_name(n).startswith("."))
+            if not tars:
+                raise ShardError(f"{redact(name)}: this folder holds no *.tar")
+            found += tars
+        elif path.endswith("/") or "*" in path:
+            raise ShardError(f"{redact(name)}: HTTP servers list no folders: name the shards, {{000..099}}.tar, or a .txt list")
+        else:
+            found.append(name)
+    return found
+
+
+def _read_remote_list(url: str, lists: tuple[str, ...]) -> list[str]:
+    from . import remote
+
+    shown = redact(url)
+    if shown in lists:
+        raise ShardError(f"{shown}: a list that names itself ({' -> '.join([*lists, shown])})")
+    content = remote.read_whole(url, limit=1 << 28)
+    if content is None:
+        raise ShardError(f"{shown}: this list is not there (404), or may not be read (403)")
+    lines = [re.sub(r"(^|\s+)#.*", "", line.strip()) for line in content.decode("utf-8-sig", "surrogateescape").splitlines()]
+    found = [p for line in lines if line for p in _expand_one(line, url, (*lists, shown))]
+    if not found:
+        raise ShardError(f"{shown}: this list names no shard: write one pattern a line, such as {EXAMPLE}")
+    return found
 
 
 def _expand_braces(path: str, pattern: str) -> list[str]:

@@ -7,7 +7,6 @@ number of workers, and every rank yields the same number of them.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +20,13 @@ from torch.utils.data import DataLoader, get_worker_info
 from .block import unpack
 from .errors import LoaderError, ShardError
 from .plan import SHUFFLE_BLOCK, Plan, fingerprint
+from .prefetch import Prefetch, check_room
 from .records import find_tokens
-from .shards import Shard, describe_empty, load_shards
+from .shards import Shard, describe_empty, resolve_shards
 from .stages import AssembleBatch, Batch, BatchPlan, ReadColumns, ReadSamples, RunStages
 from .store import ShardFiles
 from .tasks import create_task, default_img_size, read_classes, resolve_labels, settings_of
+from .urls import relative_names
 from .workers import end_workers, init_worker, received
 
 STATE_VERSION = 1
@@ -120,13 +121,15 @@ class Loader:
         batches = iter(loader)
         if workers := getattr(batches, "_workers", None):
             Finalize(batches, end_workers, (list(workers),), exitpriority=10)
-        for batch in map(unpack, received(batches, workers or [])):
-            if batch["step"] != self._step:
-                raise LoaderError(f"step {self._step} never came from its worker, step {batch['step']} did: see what the workers said")
-            # handed over is consumed: a state taken in the loop's body includes this batch
-            self._position = min(self._position + self.batch_size, self.plan.num_positions)
-            self._step += 1
-            yield batch
+        with Prefetch(self.shards, self.plan, self._position) as prefetch:
+            for batch in map(unpack, received(batches, workers or [])):
+                if batch["step"] != self._step:
+                    raise LoaderError(f"step {self._step} never came from its worker, step {batch['step']} did: see what the workers said")
+                # handed over is consumed: a state taken in the loop's body includes this batch
+                self._position = min(self._position + self.batch_size, self.plan.num_positions)
+                self._step += 1
+                prefetch.at(self._position)
+                yield batch
         if len(self):
             raise LoaderError(f"the workers ended {len(self)} steps early: see what they said")
 
@@ -163,8 +166,8 @@ class Loader:
 
 def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, int | str]:
     """The plan's fingerprint of these shards, by their paths below the folder common to all."""
-    parent = os.path.commonpath([os.path.dirname(shard.path) for shard in shards])
-    return fingerprint((os.path.relpath(s.path, parent), s.num_samples, s.num_bytes) for s in shards)
+    names = relative_names([shard.path for shard in shards])
+    return fingerprint((name, s.num_samples, s.num_bytes) for name, s in zip(names, shards, strict=True))
 
 
 def check_fingerprint(saved: dict[str, Any], now: dict[str, Any]) -> None:
@@ -197,6 +200,8 @@ def build_loader(
     lanes: int | None = None,
     stages: Sequence[Callable] = (),
     transform: dict[str, Any] | None = None,
+    cache_dir: str | None = None,
+    cache_size: int | None = None,
     **loading: Any,
 ) -> Loader:
     """Build the loader of one rank over the shards that the patterns name.
@@ -205,15 +210,15 @@ def build_loader(
     what the stream is; left out, a loaded state decides. classes: names in order, or a file of them. labels: a LabelMap that
     `resolve_labels` made, in place of label, classes and num_classes; label None: none. transform: keywords of the task (scale,
     hflip, augment, and decoder: auto, native or python, who decodes JPEGs; field, length, dtype). stages: extra webdataset stages
-    over encoded sample dicts. Other keywords go to torch's DataLoader (prefetch_factor, pin_memory, multiprocessing_context: fork
-    by default on Linux). Batches hold ceil(batch_size / world_size) slots.
+    over encoded sample dicts. cache_dir, cache_size: of remote shards, as `load_shards` takes them. Other keywords go
+    to torch's DataLoader (prefetch_factor, pin_memory, multiprocessing_context: fork by default on Linux). Batches hold ceil(batch_size / world_size) slots.
     Raises ShardError (a ValueError) for shards or labels that can't be used, ValueError for a value out of range.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in 0..{world_size - 1} (world_size {world_size})")
     if batch_size < world_size:
         raise ValueError(f"batch_size {batch_size} is smaller than world_size {world_size}: every rank needs a sample a step")
-    found = load_shards(cast(Any, shards)) if _are_patterns(shards) else list(cast(Sequence[Shard], shards))
+    found = resolve_shards(shards, cache_dir, cache_size)
     if not found:
         raise ShardError("no shards were given")
     stream: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "shuffle_block": shuffle_block, "lanes": lanes}
@@ -222,6 +227,7 @@ def build_loader(
     if not counts.any():
         raise ShardError(describe_empty(found))
     plan = Plan(counts, epochs if training else 1, **{k: defaults[k] if v is None else v for k, v in stream.items()})
+    check_room(plan, found)
     made = _make_task(task, found, label, classes, num_classes, labels, img_size, {"training": training, **(transform or {})})
     if num_workers:
         loading.setdefault("prefetch_factor", 2)
@@ -259,7 +265,3 @@ def _make_task(
         found = find_tokens(shards, settings.get("field", ""), settings.get("dtype", "uint16"))
         settings |= dict(zip(("field", "length", "dtype"), found, strict=True))
     return create_task(name, **settings)
-
-
-def _are_patterns(shards: str | Sequence[str] | Sequence[Shard]) -> bool:
-    return isinstance(shards, str) or any(isinstance(shard, str) for shard in shards)

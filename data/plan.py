@@ -135,7 +135,7 @@ class Plan:
         return Slots(position, epoch, shard, index, sample, position < self.num_positions)
 
     def _locate_in_epoch(self, epoch: int, q: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        order, ends = _shard_order(self, epoch)
+        order, ends = shard_order(self, epoch)
         place = self._shuffled(epoch, q) if self.shuffle else q  # rank of the sample in the order of shards
         nth = np.searchsorted(ends, place, side="right")  # empty shards end where they start, so none is found
         shard = order[nth]
@@ -192,7 +192,7 @@ class Plan:
 
 
 @lru_cache(maxsize=4)  # a step may straddle two epochs; 10^5 shards cost 1.6 MB an entry
-def _shard_order(plan: Plan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+def shard_order(plan: Plan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     order = np.arange(len(plan.counts))
     if plan.shuffle:
         # where the permutation sends i is the i-th shard

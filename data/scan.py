@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from .decoders import IMAGE_FIELDS
 from .errors import DataError, ShardError
+from .fetching import read_pieces
 from .labels import list_fields, read_label
 from .shards import Shard, create_pool, describe_empty
-from .tar import TarDamage, split_name, walk_raw
+from .tar import Buffer, TarDamage, split_name, walk_raw
 
 # From here on a stored integer is a damaged label, not a class: one of them must not make a model of a billion outputs.
 MAX_CLASSES = 1_000_000
@@ -31,14 +33,19 @@ def walk_fields(shard: Shard, wanted: str = "") -> Iterator[tuple[str, str, memo
     next is asked for."""
     if not shard.num_samples:
         return
+    if shard.remote is not None:
+        for piece in read_pieces(shard):
+            yield from _walk_fields(piece, wanted)
+        return
+    with open(shard.tar_path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        yield from _walk_fields(mapped, wanted)
+
+
+def _walk_fields(tar: Buffer, wanted: str) -> Iterator[tuple[str, str, memoryview]]:
     suffix = wanted.encode()
-    with (
-        open(shard.tar_path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        memoryview(mapped) as view,
-    ):
+    with memoryview(tar) as view:
         try:
-            for raw_name, _, offset, size, is_file in walk_raw(mapped):
+            for raw_name, _, offset, size, is_file in walk_raw(tar):
                 if not is_file or (suffix and raw_name[-len(suffix) :].lower() != suffix):
                     continue
                 named = split_name(raw_name.decode("utf-8", "surrogateescape"))
@@ -111,6 +118,9 @@ def peek_labels(shards: Sequence[Shard], source: str) -> Counter[int | str]:
 def count_labels(shards: Sequence[Shard], source: str, num_workers: int | None = None) -> Counter[int | str]:
     """How often every label occurs over all samples; those that can't be read are left out. Raises ShardError where more
     than MAX_CLASSES differ."""
+    if size := sum(shard.num_bytes for shard in shards if shard.remote is not None):
+        say = f"all shards ({size / 1e6:,.1f} MB of them remote) are read through for their labels: nothing says which classes there are; "
+        print(say + "--num-classes or --classes would, or a dataset.json beside the shards", file=sys.stderr, flush=True)
     num_workers = min(len(shards), num_workers or os.cpu_count() or 1)
     count = partial(_count_in_shard, source)
     if num_workers < 2 or sum(shard.num_samples for shard in shards) < _PARALLEL_FROM:

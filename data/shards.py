@@ -17,12 +17,14 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import Any
+from typing import Any, cast
 
 from .errors import ShardError
+from .fetching import Remote
 from .index import load_index
 from .patterns import expand
 from .store import cut_reason, local_tar
+from .urls import base_name, folder_of, is_url, parent_of, sibling
 
 __all__ = ["Shard", "expand", "index_shards", "load_shards", "read_dataset_json"]
 
@@ -33,21 +35,30 @@ _ALONE_SECONDS = 0.3  # how long one process works before others are started: sh
 class Shard:
     """One shard that is there and indexed. `damage`: one line on what of it can't be read, without its name; None for a whole one."""
 
-    path: str  # as the user named it, absolute
+    path: str  # as the user named it, absolute; a URL without what is secret in it
     name: str  # file name
-    tar_path: str  # a plain tar with its content: `path`, or a decompressed copy in the cache
+    tar_path: str  # a plain tar with its content: `path`, or a copy in the cache, which may yet have to be fetched
     index_path: str
     num_samples: int
     num_bytes: int  # of the file at `path`
     damage: str | None = None
+    remote: Remote | None = None  # where it comes from, if that isn't a local disk
 
 
-def load_shards(patterns: str | Sequence[str], num_workers: int | None = None, progress: bool = True) -> list[Shard]:
+def load_shards(
+    patterns: str | Sequence[str],
+    num_workers: int | None = None,
+    progress: bool = True,
+    cache_dir: str | None = None,
+    cache_size: int | None = None,
+) -> list[Shard]:
     """Expand the patterns, and find or build the index of each shard. Raises ShardError for the first that is none.
 
-    Works in parallel, with a progress bar on stderr when it takes more than two seconds.
+    Works in parallel, with a progress bar on stderr when it takes more than two seconds. Remote shards will be cached in `cache_dir`
+    ("none": not
+    at all; None: in the user's cache folder), in at most `cache_size` bytes (None: nine tenths of what the disk has left).
     """
-    results = list(index_shards(expand(patterns), num_workers, progress))
+    results = list(index_shards(expand(patterns), num_workers, progress, cache_dir=cache_dir, cache_size=cache_size))
     errors = [result for result in results if isinstance(result, ShardError)]
     if errors:
         more = f" (and {len(errors) - 1} more of the {len(results)} shards)" if len(errors) > 1 else ""
@@ -55,16 +66,45 @@ def load_shards(patterns: str | Sequence[str], num_workers: int | None = None, p
     return [result[0] for result in results if not isinstance(result, ShardError)]
 
 
+def resolve_shards(shards: str | Sequence[str] | Sequence[Shard], cache_dir: str | None, cache_size: int | None) -> list[Shard]:
+    """What patterns name, as `load_shards`, or the shards themselves."""
+    if isinstance(shards, str) or any(isinstance(shard, str) for shard in shards):
+        return load_shards(cast(Any, shards), cache_dir=cache_dir, cache_size=cache_size)
+    return list(cast(Sequence[Shard], shards))
+
+
 def index_shards(
-    paths: Sequence[str], num_workers: int | None = None, progress: bool = True, rebuild: bool = False
+    paths: Sequence[str],
+    num_workers: int | None = None,
+    progress: bool = True,
+    rebuild: bool = False,
+    cache_dir: str | None = None,
+    cache_size: int | None = None,
 ) -> Iterator[tuple[Shard, bool] | ShardError]:
-    """For each path in turn: (the shard, whether its index was written just now), or why it is none."""
+    """For each path or URL in turn: (the shard, whether its index was written just now), or why it is none."""
     from tqdm import tqdm
 
-    with tqdm(total=len(paths), desc="indexing shards", unit="shard", delay=2, disable=not progress, leave=False) as bar:
-        for result in _index_all(paths, num_workers or num_cores(), rebuild):
-            bar.update()
-            yield result
+    urls = [path for path in paths if is_url(path)]
+    remote = _load_remote(urls, cache_dir, cache_size, progress, rebuild) if urls else {}
+    local = [path for path in paths if path not in remote] if remote else paths
+    with tqdm(total=len(local), desc="indexing shards", unit="shard", delay=2, disable=not progress, leave=False) as bar:
+        results = _index_all(local, num_workers or num_cores(), rebuild)
+        for path in paths:
+            if path in remote:
+                yield remote[path]
+            else:
+                bar.update()
+                yield next(results)
+
+
+def _load_remote(
+    urls: Sequence[str], cache_dir: str | None, cache_size: int | None, progress: bool, rebuild: bool
+) -> dict[str, tuple[Shard, bool] | ShardError]:
+    from .catalog import load_remote
+    from .shard_cache import open_cache
+
+    cache = None if cache_dir == "none" else open_cache(cache_dir, cache_size)
+    return dict(zip(urls, load_remote(urls, cache, progress, rebuild), strict=True))
 
 
 def num_cores() -> int:
@@ -124,11 +164,11 @@ def _results(pool: Executor, futures: list[Future]) -> Iterator[Any]:
 def create_pool(num_workers: int) -> Executor:
     """Forked processes: walking a tar holds the GIL, and a spawned one would run the user's script again. Threads where none can be."""
     if "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon:
-        return ProcessPoolExecutor(num_workers, multiprocessing.get_context("fork"), initializer=_follow_parent)
+        return ProcessPoolExecutor(num_workers, multiprocessing.get_context("fork"), initializer=follow_parent)
     return ThreadPoolExecutor(num_workers)
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """Leave Ctrl-C to the parent, and end with it: a pool's worker would else wait for ever for a parent that was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -169,8 +209,9 @@ def read_dataset_json(shards: Iterable[Shard | str]) -> dict[str, Any] | None:
 
     None if there is none, not one for all of them, or only another tool's; ShardError if it can't be read or two contradict.
     """
-    paths = [shard if isinstance(shard, str) else shard.path for shard in shards]
-    found = [_read_folder_json(folder) for folder in sorted({os.path.dirname(os.path.abspath(path)) for path in paths})]
+    paths = [shard if isinstance(shard, str) else shard.remote.url if shard.remote else shard.path for shard in shards]
+    found = [_read_folder_json(folder) for folder in sorted({os.path.dirname(os.path.abspath(path)) for path in paths if not is_url(path)})]
+    found += [_read_remote_json(url) for _, url in sorted({folder_of(path): path for path in paths if is_url(path)}.items())]
     listings = [entry for entry in found if entry is not None]
     if not listings or len(listings) < len(found):
         return None
@@ -182,6 +223,19 @@ def read_dataset_json(shards: Iterable[Shard | str]) -> dict[str, Any] | None:
                 "make them with one class list (make_shards.py --classes FILE)"
             )
     return first
+
+
+def _read_remote_json(url: str) -> tuple[str, dict[str, Any]] | None:
+    """(redacted URL, content) of the dataset.json for the shard at `url`."""
+    from .catalog import read_json_beside
+
+    folder = folder_of(url)
+    for place in (url, parent_of(url)) if folder.count("/") > 2 else (url,):  # nothing is above the host or bucket
+        content = read_json_beside(place, "dataset.json")
+        splits = content.get("splits") if isinstance(content, dict) else None
+        if isinstance(splits, dict) and (place == url or base_name(folder) in splits):
+            return folder_of(sibling(place, "x")) + "/dataset.json", content
+    return None
 
 
 def _read_folder_json(folder: str) -> tuple[str, dict[str, Any]] | None:

@@ -57,6 +57,7 @@ class ReadColumns:
 
     def _read(self, plan: BatchPlan) -> RawBatch:
         shard, index = plan.slots.shard, plan.slots.index
+        self.files.remote.read_ahead(self.shards, shard, index)
         order = np.lexsort((index, shard))  # of the disk
         cuts = np.flatnonzero(np.diff(shard[order])) + 1
         runs = [(self.shards[shard[run[0]]], run) for run in np.split(order, cuts)]
@@ -71,6 +72,7 @@ class ReadColumns:
         for where, run in runs:
             offset[run] = self.files.read_into(data.data, place[run], where, index[run])
         names = [self.shards[number].name for number in shard.tolist()]
+        self.files.remote.close()  # what nobody holds may be evicted
         columns, keys, errors = parse_samples(data, place, size, offset, names)
         return RawBatch(plan, [], list(zip(names, index.tolist(), keys, strict=True)), errors, columns)
 
@@ -85,9 +87,11 @@ class ReadSamples:
     def __call__(self, plans: Iterable[BatchPlan]) -> Iterator[RawBatch]:
         for plan in plans:
             raw = RawBatch(plan, [], [("", 0, "")] * len(plan.slots.shard), [])
+            self.files.remote.read_ahead(self.shards, plan.slots.shard, plan.slots.index)
             # in the order of the disk; slots keep their places through __slot__
             for slot in np.lexsort((plan.slots.index, plan.slots.shard)).tolist():
                 self._read(raw, slot, self.shards[plan.slots.shard[slot]], int(plan.slots.index[slot]))
+            self.files.remote.close()
             raw.samples.sort(key=lambda sample: sample["__slot__"])
             yield raw
 

@@ -19,7 +19,9 @@ import numpy as np
 from .cache import cached_path
 from .errors import ShardError, StaleIndexError
 from .index import read_index
+from .remote_files import RemoteFiles
 from .tar import is_header
+from .urls import is_url, redact
 
 if TYPE_CHECKING:
     from .shards import Shard
@@ -35,6 +37,8 @@ CUT_SUFFIX = ".cut.tar"
 
 def local_tar(path: str) -> str:
     """The path of the plain tar with the content of the shard at `path`: itself, or a decompressed copy in the cache."""
+    if is_url(path):
+        raise ShardError(f"{redact(path)}: only training reads shards from other places: copy it to a local disk first")
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode):  # opening it would wait for a writer
             raise ShardError(f"{path}: can't be read: not a regular file; copy its content to one")
@@ -115,9 +119,12 @@ class ShardFiles:
     def __init__(self, max_open: int = 64) -> None:
         self._max_open = max_open
         self._open: OrderedDict[str, tuple[int, np.ndarray]] = OrderedDict()
+        self.remote = RemoteFiles()
 
     def read(self, shard: Shard, i: int) -> tuple[bytes, int]:
         """(the bytes of sample `i`, their offset in the tar), as `parse_sample` takes them."""
+        if shard.remote is not None:
+            return self.remote.read(shard, i)
         fd, offsets = self._opened(shard)
         if not 0 <= i < len(offsets) - 1:
             raise StaleIndexError(f"{shard.name}: its index changed under the run ({len(offsets) - 1} samples, sample {i} asked for)")
@@ -136,6 +143,8 @@ class ShardFiles:
     def read_into(self, buf: memoryview, place: np.ndarray, shard: Shard, index: np.ndarray) -> np.ndarray:
         """Put the samples `index` (int64 (n,), rising) at `place` (n,) of `buf`; their offsets in the tar. Neighbours in the tar that are
         neighbours in `buf` too are one read."""
+        if shard.remote is not None:
+            return self.remote.read_into(buf, place, shard, index)
         fd, offsets = self._opened(shard)
         if len(index) and not 0 <= index[0] <= index[-1] < len(offsets) - 1:
             worst = index[0] if index[0] < 0 else index[-1]
@@ -160,10 +169,13 @@ class ShardFiles:
         return (offsets[inside + 1] - offsets[inside]).astype(np.int64)
 
     def close(self) -> None:
+        self.remote.close()
         while self._open:
             os.close(self._open.popitem()[1][0])
 
     def _opened(self, shard: Shard) -> tuple[int, np.ndarray]:
+        if shard.remote is not None:
+            return self.remote.opened(shard)
         entry = self._open.get(shard.tar_path)
         if entry is not None:
             self._open.move_to_end(shard.tar_path)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from data.plan import SHUFFLE_BLOCK
+from data.urls import redact_pattern
 
 
 def integer(low: int) -> Callable[[str], int]:
@@ -48,6 +50,15 @@ def number(low: float, high: float = math.inf) -> Callable[[str], float]:
     return parse
 
 
+def byte_size(text: str) -> int:
+    """A number of bytes, like 200GB or 1.5T; thousands, as disks are sold."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip().upper())
+    value = int(float(match[1]) * 1000 ** " KMGT".index(match[2] or " ")) if match else 0
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes, like 200GB")
+    return value
+
+
 # group -> rows of (names, default, keywords of add_argument, help). A default of None is worked out from the data or the
 # machine; the help then says how.
 Row = tuple[str, Any, dict[str, Any], str]
@@ -65,6 +76,8 @@ FLAGS: dict[str, list[Row]] = {
         ("--no-aug", False, {"action": "store_true"}, "train on the evaluation's transform"),
         ("--decoder", "auto", {"choices": ["auto", "native", "python"]}, "who decodes JPEGs: auto takes native (built by make where it can be) and goes on without it"),
         ("-j --workers", None, {"type": integer(0), "metavar": "N"}, "loader workers per process (default: cores / processes, at most 8)"),
+        ("--cache-dir", None, {"metavar": "FOLDER"}, "where remote shards are kept; none: read single samples over the network (default: in the user's cache folder)"),
+        ("--cache-size", None, {"type": byte_size, "metavar": "SIZE"}, "the most that --cache-dir may hold, like 200GB (default: what it holds and 9/10 of the free disk)"),
         ("--max-bad", 0.01, {"type": number(0.0, 1.0), "metavar": "SHARE"}, "stop when more than this share of the samples seen (and more than 10) is bad"),
     ],
     "clips": [
@@ -121,7 +134,7 @@ FLAGS: dict[str, list[Row]] = {
 }
 # These describe a start, not the training: a checkpoint does not bring them back.
 NOT_KEPT = frozenset({
-    "workers", "output", "name", "resume", "evaluate", "config",
+    "workers", "cache_dir", "cache_size", "output", "name", "resume", "evaluate", "config",
     "device", "nproc_per_node", "nnodes", "node_rank", "dist_url", "dist_timeout", "dist_backend",
 })  # fmt: skip
 # These say where data lies, and may differ from machine to machine; what lies there may not.
@@ -237,8 +250,9 @@ def restore(args: argparse.Namespace, saved: dict[str, Any]) -> None:
 
 
 def kept(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags that a checkpoint keeps, as plain values."""
-    return {name: getattr(args, name) for name in defaults() if name not in NOT_KEPT}
+    """The flags that a checkpoint keeps, as plain values; signatures and passwords of URLs are not kept."""
+    values = {name: getattr(args, name) for name in defaults() if name not in NOT_KEPT}
+    return {name: redact_pattern(value) if name in PLACES else value for name, value in values.items()}
 
 
 # A checkpoint decides these: another value would make it another run, or another model.

@@ -17,6 +17,7 @@ import torch
 from data import Plan, load_shards
 from data.native import why_absent
 from data.pipeline import shards_fingerprint
+from data.prefetch import check_room, describe_start
 from data.tasks import create_task, default_img_size, read_classes, resolve_labels, settings_of
 from data.transforms import choose_decoder
 from models import check_model, create_model, model_names
@@ -121,7 +122,7 @@ def find_run(args: argparse.Namespace) -> Path | None:
     """The run that --resume auto means without --name."""
     if not args.data:
         raise ValueError("--resume auto needs --data or --name to know which run it is")
-    args.shards = load_shards(args.data)
+    args.shards = load_shards(args.data, cache_dir=args.cache_dir, cache_size=args.cache_size)
     return runs.find_last_run(Path(args.output), shards_fingerprint(args.shards), args.model if "model" in args.explicit else None)
 
 
@@ -135,18 +136,19 @@ def prepare_data(args: argparse.Namespace, saved: dict[str, Any] | None) -> None
         raise ValueError(f"{wanted} is missing: name the shards, for example {wanted} 'shards/{{000..099}}.tar'")
     classes = {"classes": class_names(args, saved), "num_classes": args.num_classes}
     args.labels = args.val_labels = args.test_labels = None
+    cache = {"cache_dir": args.cache_dir, "cache_size": args.cache_size}
     if args.evaluate:
         args.shards = []
     else:
-        args.shards = args.shards or load_shards(args.data)
+        args.shards = args.shards or load_shards(args.data, **cache)
         if saved:
             runs.check_same_data(saved, args.shards, runs.folder_of(args.checkpoint))
         args.labels = resolve_labels(args.shards, args.label, **classes)
         classes = {"classes": args.labels.names, "num_classes": args.labels.num_classes}
-    args.val_shards = load_shards(args.val_data) if args.val_data else []
+    args.val_shards = load_shards(args.val_data, **cache) if args.val_data else []
     if args.val_shards:
         args.val_labels = resolve_labels(args.val_shards, args.label, **classes)
-    args.test_shards = load_shards(args.test_data) if args.test_data else []
+    args.test_shards = load_shards(args.test_data, **cache) if args.test_data else []
     if args.test_shards:
         args.test_labels = resolve_labels(args.test_shards, args.label, **classes)
     args.num_classes = (args.labels or args.val_labels or args.test_labels).num_classes
@@ -202,7 +204,20 @@ def prepare_training(args: argparse.Namespace, saved: dict[str, Any] | None) -> 
         "output": Path(args.output), "name": args.name, "model": args.model, "folder": args.folder, "gone_on_from": args.checkpoint,
         "step": step, "shards": args.shards, "val_shards": args.val_shards, "flags": {**args.kept["flags"], "world_size": args.world_size},
     }  # fmt: skip
-    args.messages = opening_lines(args.facts, names) + args.messages
+    args.messages = opening_lines(args.facts, names) + prepare_cache(args, seen) + args.messages
     every = [*args.shards, *args.val_shards, *args.test_shards]
     args.messages += [f"warning: {shard.path}: {shard.damage}" for shard in every if shard.damage]
     args.messages += [] if args.val_shards or args.evaluate else ["no --val-data: no evaluation, and no best.pt"]
+
+
+def prepare_cache(args: argparse.Namespace, position: int) -> list[str]:
+    """What the run says of remote shards before it starts. Raises ValueError where --cache-size is too small."""
+    training = (args.epochs, args.seed, not args.no_shuffle, args.shuffle_block, args.lanes)
+    lines = []
+    once = (1, 0, False)
+    for shards, order, start in ((args.shards, training, position), (args.val_shards, once, 0), (args.test_shards, once, 0)):
+        if any(shard.remote for shard in shards):
+            plan = Plan(np.array([shard.num_samples for shard in shards]), *order)
+            check_room(plan, shards)
+            lines += describe_start(plan, start, shards)
+    return lines

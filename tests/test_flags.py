@@ -19,6 +19,8 @@ DEFAULTS = {
     "no_aug": False,
     "decoder": "auto",
     "workers": None,
+    "cache_dir": None,
+    "cache_size": None,
     "max_bad": 0.01,
     "num_frames": 32,
     "sampling_rate": 2,
@@ -74,6 +76,8 @@ SHOWN = {
     "no_aug": "default: off",
     "decoder": "default: auto",
     "workers": "default: cores / processes, at most 8",
+    "cache_dir": "default: in the user's cache folder",
+    "cache_size": "default: what it holds and 9/10 of the free disk",
     "max_bad": "default: 0.01",
     "num_frames": "default: 32",
     "sampling_rate": "default: 2",
@@ -162,6 +166,14 @@ def test_values_become_what_they_are():
     args = flags.parse_args(words)
     assert (args.data, args.scale, args.epochs, args.lr, args.audit, args.workers) == (["a", "b"], [0.2, 1.0], 3, 1e-3, True, 0)
     assert args.explicit == {"data", "scale", "epochs", "lr", "audit", "workers", "seed"}
+    sizes = {"200GB": 200 * 10**9, "1.5t": 1_500_000_000_000, "7": 7, "64 MB": 64_000_000, "2k": 2000}
+    assert [flags.parse_args(["--cache-size", text]).cache_size for text in sizes] == list(sizes.values())
+
+
+def test_signatures_and_passwords_are_not_kept():
+    words = ["--data", "https://a:b@host/{0..3}.tar?sig=s::s3://bucket/x.tar", "local/?.tar", "--val-data", "https://host/v.tar?token=t"]
+    kept = flags.kept(flags.parse_args(words))
+    assert kept["data"] == ["https://host/{0..3}.tar::s3://bucket/x.tar", "local/?.tar"] and kept["val_data"] == ["https://host/v.tar"]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +187,8 @@ def test_values_become_what_they_are():
         (["--lr=-1"], "argument --lr: '-1' is not a number from 0 up"),
         (["--hflip", "2"], "argument --hflip: '2' is not a number in 0..1"),
         (["--scale", "0.5"], "argument --scale: expected 2 arguments"),
+        (["--cache-size", "0GB"], "argument --cache-size: '0GB' is not a size in bytes, like 200GB"),
+        (["--cache-size", "much"], "argument --cache-size: 'much' is not a size in bytes, like 200GB"),
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu' (choose from 'cuda', 'cpu')"),
         (["--dist-backend", "x"], "argument --dist-backend: invalid choice: 'x' (choose from 'nccl', 'gloo', 'mpi')"),
         (["--data"], "argument --data: expected at least one argument"),

@@ -166,9 +166,12 @@ def test_nothing_there(folder: Path) -> None:
         ("s/<000:009>.tar", "bad pattern: '<000:009>' is no range"),
         ("s/{0..9999999999}.tar", "bad pattern: it names more than 1,000,000 shards"),
         ("s/{0..9999}{0..9999}.tar", "bad pattern: it names more than 1,000,000 shards"),
-        ("s3://bucket/{000..009}.tar", "s3://bucket/{000..009}.tar: only shards on a local disk can be read: copy them to one first"),
-        ("https://x/y.tar", "https://x/y.tar: only shards on a local disk can be read"),
-        ("pipe:cat x.tar", "pipe:cat x.tar: only shards on a local disk can be read"),
+        ("https://host/{000..009.tar?sig=secret", "https://host/{000..009.tar: bad pattern: a brace is not closed or not opened"),
+        ("https://h/{0..9999999999}.tar?sig=secret", "https://h/{0..9999999999}.tar: bad pattern: it names more than 1,000,000 shards"),
+        ("https://host/shards/", "https://host/shards/: HTTP servers list no folders: name the shards, {000..099}.tar, or a .txt list"),
+        ("nostore://u:secret@host/x.tar", "nostore://host/x.tar: fsspec knows no store named 'nostore'; there are http, https, s3"),
+        ("zip://x.tar", "zip://x.tar: zip: is no store of shards; there are http, https, s3"),
+        ("pipe:cat x.tar", "pipe:cat x.tar: commands are not run: copy what it writes to a disk, or give --stream and --allow-pipe"),
     ],
 )
 def test_bad_patterns(folder: Path, pattern: str, message: str) -> None:

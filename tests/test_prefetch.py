@@ -1,0 +1,113 @@
+"""data/prefetch.py: which shards the stream needs next; the process that fetches them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from remote_shards import Site, nginx, published, read_ids, site  # noqa: F401
+
+from data import Plan, ShardError, build_loader, load_shards
+from data.prefetch import block_of, block_shards, blocks_from, check_room, describe_start, largest_blocks, window_from
+
+COUNTS = np.array([7, 5, 0, 3, 1, 41, 20, 9])
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_block_needs_just_the_shards_of_its_samples(lanes: int, shuffle: bool) -> None:
+    plan = Plan(COUNTS, epochs=2, seed=1, shuffle=shuffle, shuffle_block=8, lanes=lanes)
+    slots = plan.locate(np.arange(plan.num_positions))
+    blocks = np.array([block_of(plan, p) for p in range(plan.num_positions)])
+    expected = list(dict.fromkeys(map(tuple, blocks.tolist())))
+    assert list(blocks_from(plan, 0)) == expected
+    assert list(blocks_from(plan, 90)) == [block for block in expected if block >= block_of(plan, 90)]
+    for epoch, block in expected:
+        read = set(slots.shard[(blocks == (epoch, block)).all(axis=1)].tolist())
+        assert set(block_shards(plan, epoch, block).tolist()) == read
+
+
+def test_a_machine_of_some_lanes_needs_those_lanes_shards() -> None:
+    plan = Plan(COUNTS, seed=1, shuffle_block=8, lanes=2)
+    both = [block_shards(plan, 0, 0, range(lane, lane + 1)).tolist() for lane in (0, 1)]
+    assert set(both[0]) | set(both[1]) == set(block_shards(plan, 0, 0).tolist())
+
+
+def test_the_window_holds_what_comes_next_in_its_order() -> None:
+    plan = Plan(COUNTS, epochs=3, seed=1, shuffle_block=8)
+    sizes = COUNTS * 10
+    for position in (0, 50, 200):
+        whole = window_from(plan, position, sizes, 10**9)
+        rest = range(position // 8 * 8, plan.num_positions) if position < 86 else range(position, plan.num_positions)
+        assert set(whole) >= set(plan.locate(np.array(rest)).shard.tolist()) and len(whole) == len(set(whole))
+        first = block_shards(plan, *block_of(plan, position)).tolist()
+        assert sorted(whole[: len(first)]) == sorted(first)
+        assert whole[0] == plan.locate(np.array([position])).shard[0]
+        some = window_from(plan, position, sizes, 500)
+        assert some == whole[: len(some)] and (sizes[some].sum() <= 500 or set(some) == set(first))
+
+
+def test_a_limit_that_is_too_small_is_refused_with_the_one_that_would_do(site, published) -> None:
+    published([30] * 8)
+    shards = load_shards(site.shards(8), cache_dir=str(site.folder / "cache"), cache_size=10**9)
+    plan = Plan(np.array([30] * 8), epochs=3, shuffle_block=30)
+    sizes = np.array([shard.num_bytes for shard in shards])
+    needed = largest_blocks(plan, sizes)
+    assert sizes.max() < needed <= 3 * sizes.max()
+    kwargs: dict[str, Any] = {"batch_size": 4, "epochs": 3, "shuffle_block": 30, "img_size": 32, "cache_dir": str(site.folder / "c")}
+    with pytest.raises(ShardError) as refused:
+        build_loader(site.shards(8), cache_size=needed - 1, **kwargs)
+    assert str(refused.value).startswith(
+        f"--cache-size {needed - 1:,} is too small: the shards of two neighbouring blocks of 30 samples have {needed:,} bytes: give"
+    )
+    build_loader(site.shards(8), cache_size=needed, **kwargs)
+    check_room(plan, shards)
+    first, block = describe_start(plan, 0, shards), block_shards(plan, 0, 0)
+    assert first[0].startswith(f"the first block (30 samples) needs {len(block)} of 8 remote shards, ")
+    assert f"; to fetch: {len(block)} shards, {sizes[block].sum() / 1e6:.1f} MB; cache {site.folder}/cache, at most 1.0 GB" in first[0]
+
+
+def test_the_limit_holds_over_three_epochs_of_three_times_the_data(site, published) -> None:
+    paths = published([40] * 12)
+    folder = site.folder / "cache"
+    total = sum(map(os.path.getsize, paths))
+    limit = total // 3
+    largest, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not done.is_set():
+            try:
+                largest = max(largest, sum(entry.stat().st_size for entry in os.scandir(folder / "shards")))
+            except FileNotFoundError:
+                pass
+            time.sleep(0.002)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    kwargs = {"epochs": 3, "shuffle_block": 20, "num_workers": 2}
+    try:
+        remote_ids = read_ids(site.shards(12), cache_dir=str(folder), cache_size=limit, **kwargs)
+    finally:
+        done.set()
+        watcher.join()
+    assert remote_ids == read_ids(paths, **kwargs)
+    assert total // 6 < largest <= limit
+    fetched = len({path for path, *_ in site.requests()})
+    assert fetched == 12
+
+
+def test_data_that_fits_is_fetched_once_and_by_one_process(site, published) -> None:
+    paths = published([40] * 6)
+    folder = str(site.folder / "cache")
+    kwargs = {"epochs": 3, "num_workers": 2, "shuffle_block": 60}
+    site.requests()
+    assert read_ids(site.shards(6), cache_dir=folder, **kwargs) == read_ids(paths, **kwargs)
+    assert sorted(path[-7:] for path, *_ in site.requests()) == [f"{i:03d}.tar" for i in range(6)]
+    assert os.listdir(os.path.join(folder, "jobs")) == [] or len(os.listdir(os.path.join(folder, "jobs"))) == 1
+    read_ids(site.shards(6), cache_dir=folder, **kwargs)
+    assert site.requests() == []
