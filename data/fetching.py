@@ -22,7 +22,7 @@ from . import remote
 from .cache import cache_dir
 from .errors import ShardError, StaleIndexError
 from .index import build_index, read_index, write_index
-from .retrying import ATTEMPTS
+from .retrying import ATTEMPTS, ChangedError
 from .shard_cache import PART, ShardCache
 from .tar import Buffer, is_header
 from .urls import base_name, redact
@@ -222,7 +222,7 @@ def _stream_whole(source: Remote, fd: int) -> None:
                     raise remote.changed(source.url)
                 _write_at(fd, piece, position)
                 position += len(piece)
-        except remote.ChangedError:
+        except ChangedError:
             raise
         except ShardError:
             if attempt == ATTEMPTS - 1:

@@ -211,7 +211,8 @@ def build_loader(
     `resolve_labels` made, in place of label, classes and num_classes; label None: none. transform: keywords of the task (scale,
     hflip, augment, and decoder: auto, native or python, who decodes JPEGs; field, length, dtype). stages: extra webdataset stages
     over encoded sample dicts. cache_dir, cache_size: of remote shards, as `load_shards` takes them. Other keywords go
-    to torch's DataLoader (prefetch_factor, pin_memory, multiprocessing_context: fork by default on Linux). Batches hold ceil(batch_size / world_size) slots.
+    to torch's DataLoader (prefetch_factor, pin_memory,
+    multiprocessing_context: fork by default on Linux). Batches hold ceil(batch_size / world_size) slots.
     Raises ShardError (a ValueError) for shards or labels that can't be used, ValueError for a value out of range.
     """
     if not 0 <= rank < world_size:

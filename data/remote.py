@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from .errors import ShardError
-from .retrying import NotThere, Passing, explained, retried
+from .retrying import ChangedError, NotThere, Passing, explained, retried
 from .urls import is_url, redact, scheme, scrub
 
 # scheme -> (what its fsspec file system imports, what installs it); any other scheme that fsspec knows works as well
@@ -52,10 +52,6 @@ class Stat(NamedTuple):
 
 class ShortRead(OSError):
     """Fewer bytes came than were asked for."""
-
-
-class ChangedError(ShardError):
-    """The file is not the one that was there before."""
 
 
 def stat(url: str) -> Stat:

@@ -36,6 +36,10 @@ class Passing(Exception):
         self.unreachable = unreachable
 
 
+class ChangedError(ShardError):
+    """The file is not the one that was there before."""
+
+
 class NotThere(ShardError):
     """404, or a 403 where the store does not tell which."""
 
