@@ -35,7 +35,9 @@ class Video:
     """
 
     def __init__(self, data: Buffer) -> None:
-        self._data = memoryview(data)
+        from av.video.reformatter import VideoReformatter
+
+        self._data, self._reformatter = memoryview(data), VideoReformatter()
         self.kind = check_container(self._data)
         self._open()
         try:
@@ -211,7 +213,8 @@ class Video:
 
         width, height = size[::-1] if self.rotation in (90, 270) else size
         try:
-            picture = frame.reformat(width=width, height=height, format="rgb24", threads=1).to_ndarray()
+            # one reformatter for all frames: each frame's own would work out its filters anew
+            picture = self._reformatter.reformat(frame, width=width, height=height, format="rgb24", threads=1).to_ndarray()
         except (av.FFmpegError, ValueError) as error:
             raise DataError(f"frames of type {frame.format.name} can't become RGB: {_reason(error)}") from None
         return np.rot90(picture, self.rotation // 90) if self.rotation % 90 == 0 else picture

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 DIRECTIONS = ("east", "southeast", "south", "southwest", "west", "northwest", "north", "northeast")  # rows count downwards
-NUM_PATCHES = 3
+NUM_PATCHES = 4
 SPEED = (1.5, 3.0)  # pixels a frame, of pictures of 64
 NOISE = 12.0  # deviation of the noise of each frame, in 0..255
 MOTION = 11  # purpose of the seed
@@ -38,16 +38,15 @@ def draw_texture(rng: np.random.Generator, side: int) -> np.ndarray:
 
 def draw_clip(rng: np.random.Generator, direction: int, side: int, num_frames: int) -> np.ndarray:
     """One video, uint8 (num_frames, side, side, 3)."""
-    ground = draw_texture(rng, side)
     textures = [draw_texture(rng, side) for _ in range(NUM_PATCHES)]
     places = rng.uniform(0, side, (NUM_PATCHES, 2))
-    radii = rng.uniform(0.14, 0.22, NUM_PATCHES) * side
+    radii = rng.uniform(0.16, 0.24, NUM_PATCHES) * side
     speed = rng.uniform(*SPEED) * side / 64
     rows, columns = np.mgrid[:side, :side]
     frames = np.empty((num_frames, side, side, 3), np.uint8)
     for number in range(num_frames):
         moved = direction_step(direction) * speed * number
-        frame = ground.copy()
+        frame = np.full((side, side, 3), 128.0)
         for texture, place, radius in zip(textures, places, radii, strict=True):
             down, right = place + moved
             away = np.hypot((rows - down + side / 2) % side - side / 2, (columns - right + side / 2) % side - side / 2)

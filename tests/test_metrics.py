@@ -24,6 +24,7 @@ PUBLISHED = {
     "train": "epoch step samples_seen loss lr samples_per_second data_time step_time",
     "epoch": "epoch step samples bad_samples seen distinct repeated missed loss top1 seconds samples_per_second data_wait",
     "eval": "epoch step num_samples loss top1 top5 correct",
+    "test": "step num_samples bad_samples loss top1 top5 correct",
     "end": "status steps samples_seen",
 }
 ERROR = {"shard": "000.tar", "index": 3, "key": "a/b", "field": "jpg", "reason": "cut short"}
