@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> None:
 
     loader = build_loader(
         args.shards, labels=args.labels, training=True, epochs=args.epochs, seed=args.seed, shuffle=not args.no_shuffle,
-        shuffle_block=args.shuffle_block, lanes=args.lanes, **loading,
+        shuffle_block=args.shuffle_block, lanes=args.lanes, reader=args.reader, **loading,
     )  # fmt: skip
     optimizer = create_optimizer(model, args.opt, args.lr, args.momentum, args.weight_decay)
     if saved:

@@ -18,7 +18,8 @@
 | 1-4   | pipeline.py (stages, workers)    | all of the above                        | the wds.DataPipeline, and `build_loader`      |
 
 Shards in other places: urls.py (what is secret in one), remote.py (bytes of a store) with retrying.py, catalog.py (what is known of shards
-before they are read), fetching.py (a shard arrives) with shard_cache.py, remote_files.py (samples), prefetch.py (in the plan's order).
+before they are read), fetching.py (a shard arrives) with shard_cache.py, remote_files.py (samples), prefetch.py (in the plan's order);
+streaming.py (no index at all).
 Read shards.py, plan.py and pipeline.py, in this order. writer.py goes the other way, samples to shards, with what
 scripts/make_shards.py needs: sources.py, readers.py, tables.py, packing.py, pictures.py, restarts.py, video_files.py, making.py,
 output.py. Shards are looked through by checking.py (one shard), verdict.py (a set of them), telling.py (in words), mending.py (good

@@ -92,7 +92,7 @@ def _expand_one(pattern: str, folder: str, lists: tuple[str, ...]) -> list[str]:
         return _expand_remote(pattern, lists)
     if is_url(folder):  # a line of a list that lies elsewhere names nothing on this machine
         return _expand_remote(sibling(folder, pattern), lists)
-    names = _expand_braces(os.path.join(folder, os.path.expanduser(pattern)), pattern)
+    names = expand_braces(os.path.join(folder, os.path.expanduser(pattern)), pattern)
     found: list[str] = []
     missing: list[str] = []
     for name in names:
@@ -125,7 +125,7 @@ def _expand_remote(url: str, lists: tuple[str, ...]) -> list[str]:
     remote.open_store(url)  # raises for what is no store, and where its package is missing
     has_listings = scheme(url) not in ("http", "https")
     found: list[str] = []
-    for name in _expand_braces(url, redact(url)):
+    for name in expand_braces(url, redact(url)):
         path = split_query(name)[0]
         if path.endswith(".txt"):
             found += _read_remote_list(name, lists)
@@ -162,7 +162,7 @@ def _read_remote_list(url: str, lists: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _expand_braces(path: str, pattern: str) -> list[str]:
+def expand_braces(path: str, pattern: str) -> list[str]:
     from braceexpand import braceexpand
 
     braced = re.sub(r"<([^<>{}]*(?:\.\.|,)[^<>{}]*)>", r"{\1}", path)

@@ -76,12 +76,14 @@ class Loader:
         world_size: int,
         explicit: frozenset[str] = frozenset(),
         stages: Sequence[Callable] = (),
+        reader: Any = None,
         **loading: Any,
     ) -> None:
         self.shards, self.plan, self.task = shards, plan, task
         self.batch_size, self.training, self.rank, self.world_size = batch_size, training, rank, world_size
         self.fingerprint = shards_fingerprint(shards)
         self._explicit, self._stages, self._loading = explicit, tuple(stages), loading
+        self._reader = reader.of_rank(rank, world_size) if reader else None  # in place of ReadSamples
         self._position = self._step = 0
 
     @property
@@ -93,6 +95,11 @@ class Loader:
     def position(self) -> int:
         """The stream's position after the last batch handed over (samples_seen)."""
         return self._position
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether each sample comes once an epoch; a stream promises no such thing."""
+        return self._reader is None
 
     def __len__(self) -> int:
         return self.plan.num_steps(self._position, self.batch_size)
@@ -106,7 +113,7 @@ class Loader:
         read = ReadColumns if hasattr(self.task, "collate") and not self._stages else ReadSamples
         stages = [RunStages(self._stages)] if self._stages else []
         return DataPipeline(
-            source, read(self.shards, ShardFiles()), *stages, AssembleBatch(self.plan, self.task, self.training, shared)
+            source, self._reader or read(self.shards, ShardFiles()), *stages, AssembleBatch(self.plan, self.task, self.training, shared)
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -210,9 +217,9 @@ def build_loader(
     what the stream is; left out, a loaded state decides. classes: names in order, or a file of them. labels: a LabelMap that
     `resolve_labels` made, in place of label, classes and num_classes; label None: none. transform: keywords of the task (scale,
     hflip, augment, and decoder: auto, native or python, who decodes JPEGs; field, length, dtype). stages: extra webdataset stages
-    over encoded sample dicts. cache_dir, cache_size: of remote shards, as `load_shards` takes them. Other keywords go
-    to torch's DataLoader (prefetch_factor, pin_memory,
-    multiprocessing_context: fork by default on Linux). Batches hold ceil(batch_size / world_size) slots.
+    over encoded sample dicts. cache_dir, cache_size: of remote shards, as `load_shards` takes them. reader: a `ReadStream`. Other
+    keywords go to torch's DataLoader (prefetch_factor, pin_memory, multiprocessing_context: fork by default on Linux).
+    Batches hold ceil(batch_size / world_size) slots.
     Raises ShardError (a ValueError) for shards or labels that can't be used, ValueError for a value out of range.
     """
     if not 0 <= rank < world_size:

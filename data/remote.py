@@ -107,7 +107,7 @@ def read_whole(url: str, limit: int = 1 << 30) -> bytes | None:
 def stream(url: str) -> Iterator[bytes]:
     """The bytes in order, in pieces; raises ShardError. Not tried again once the first piece is out."""
     if scheme(url) in ("http", "https"):
-        file = _with_store(url, lambda fs, path: fs.open(path, block_size=0))
+        file = _with_store(url, lambda fs, path: fs.open(path, block_size=0, size=1))  # any size: it is not asked for then
     else:
         file = _with_store(url, lambda fs, path: fs.open(path, block_size=8 << 20, cache_type="readahead"))
     with file:

@@ -114,9 +114,9 @@ class Console:
         *,
         epoch: int,
         seen: int,
-        distinct: int,
-        repeated: int,
-        missed: int,
+        distinct: int | None,
+        repeated: int | None,
+        missed: int | None,
         bad_samples: int,
         loss: float | None,
         top1: float | None,
@@ -125,9 +125,10 @@ class Console:
     ) -> None:
         """Show the sums of an epoch, counted from 0; seen counts bad samples too."""
         bad = f", {bad_samples:,} bad" if bad_samples else ""
+        exact = "" if distinct is None else f", {distinct:,} distinct, {repeated:,} repeated, {missed:,} missed"
         self.line(
             f"epoch {epoch + 1}/{self.epochs} done: loss {format_loss(loss)}, top-1 {format_share(top1)},"
-            f" {seen:,} samples seen, {distinct:,} distinct, {repeated:,} repeated, {missed:,} missed{bad},"
+            f" {seen:,} samples seen{exact}{bad},"
             f" in {format_seconds(seconds)}, waiting for data {100 * data_wait:.1f}%"
         )
 

@@ -78,6 +78,9 @@ FLAGS: dict[str, list[Row]] = {
         ("-j --workers", None, {"type": integer(0), "metavar": "N"}, "loader workers per process (default: cores / processes, at most 8)"),
         ("--cache-dir", None, {"metavar": "FOLDER"}, "where remote shards are kept; none: read single samples over the network (default: in the user's cache folder)"),
         ("--cache-size", None, {"type": byte_size, "metavar": "SIZE"}, "the most that --cache-dir may hold, like 200GB (default: what it holds and 9/10 of the free disk)"),
+        ("--stream", False, {"action": "store_true"}, "read training shards from end to end, without indexes: each sample once an epoch is then not promised"),
+        ("--epoch-samples", None, {"type": integer(1), "metavar": "N"}, "what --stream calls an epoch (no default)"),
+        ("--allow-pipe", False, {"action": "store_true"}, "with --stream: run the commands that --data names as pipe:COMMAND"),
         ("--max-bad", 0.01, {"type": number(0.0, 1.0), "metavar": "SHARE"}, "stop when more than this share of the samples seen (and more than 10) is bad"),
     ],
     "clips": [
@@ -134,7 +137,7 @@ FLAGS: dict[str, list[Row]] = {
 }
 # These describe a start, not the training: a checkpoint does not bring them back.
 NOT_KEPT = frozenset({
-    "workers", "cache_dir", "cache_size", "output", "name", "resume", "evaluate", "config",
+    "workers", "cache_dir", "cache_size", "allow_pipe", "output", "name", "resume", "evaluate", "config",
     "device", "nproc_per_node", "nnodes", "node_rank", "dist_url", "dist_timeout", "dist_backend",
 })  # fmt: skip
 # These say where data lies, and may differ from machine to machine; what lies there may not.

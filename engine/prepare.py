@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from data import Plan, load_shards
+from data import Plan, Shard, load_shards
 from data.native import why_absent
 from data.pipeline import shards_fingerprint
 from data.prefetch import check_room, describe_start
+from data.streaming import PROMISE, ReadStream, check_readers, stand_in, stream_labels, stream_sources
 from data.tasks import create_task, default_img_size, read_classes, resolve_labels, settings_of
 from data.transforms import choose_decoder
 from models import check_model, create_model, model_names
@@ -34,7 +35,7 @@ class AlreadyFinished(Exception):
 
 def prepare(args: argparse.Namespace) -> None:
     """All of it, in order. Raises ValueError, OSError, AlreadyFinished."""
-    args.launcher = args.store_port = None
+    args.launcher = args.store_port = args.reader = None
     args.shards, args.messages = [], []
     prepare_launch(args)
     if args.evaluate and args.resume is None:
@@ -122,7 +123,7 @@ def find_run(args: argparse.Namespace) -> Path | None:
     """The run that --resume auto means without --name."""
     if not args.data:
         raise ValueError("--resume auto needs --data or --name to know which run it is")
-    args.shards = load_shards(args.data, cache_dir=args.cache_dir, cache_size=args.cache_size)
+    args.shards = prepare_stream(args) if args.stream else load_shards(args.data, cache_dir=args.cache_dir, cache_size=args.cache_size)
     return runs.find_last_run(Path(args.output), shards_fingerprint(args.shards), args.model if "model" in args.explicit else None)
 
 
@@ -140,10 +141,10 @@ def prepare_data(args: argparse.Namespace, saved: dict[str, Any] | None) -> None
     if args.evaluate:
         args.shards = []
     else:
-        args.shards = args.shards or load_shards(args.data, **cache)
+        args.shards = args.shards or (prepare_stream(args) if args.stream else load_shards(args.data, **cache))
         if saved:
             runs.check_same_data(saved, args.shards, runs.folder_of(args.checkpoint))
-        args.labels = resolve_labels(args.shards, args.label, **classes)
+        args.labels = stream_labels(args.label, **classes) if args.stream else resolve_labels(args.shards, args.label, **classes)
         classes = {"classes": args.labels.names, "num_classes": args.labels.num_classes}
     args.val_shards = load_shards(args.val_data, **cache) if args.val_data else []
     if args.val_shards:
@@ -153,6 +154,17 @@ def prepare_data(args: argparse.Namespace, saved: dict[str, Any] | None) -> None
         args.test_labels = resolve_labels(args.test_shards, args.label, **classes)
     args.num_classes = (args.labels or args.val_labels or args.test_labels).num_classes
     args.img_size = args.img_size or default_img_size(args.shards or args.val_shards or args.test_shards, args.task)
+
+
+def prepare_stream(args: argparse.Namespace) -> list[Shard]:
+    """--stream: what is read without indexes; the one shard that stands for it."""
+    if not (args.epoch_samples and args.img_size and (args.num_classes or args.classes)):
+        raise ValueError("--stream needs --epoch-samples, --img-size and --num-classes or --classes: nothing is read before training")
+    sources = stream_sources(args.data, args.allow_pipe)
+    check_readers(len(sources), args.world_size, args.workers)
+    args.reader = ReadStream(tuple(sources), args.seed)
+    args.messages.append(f"{PROMISE}; {len(sources):,} shards, {args.epoch_samples:,} samples are called an epoch")
+    return [stand_in(args.data, args.epoch_samples)]
 
 
 def class_names(args: argparse.Namespace, saved: dict[str, Any] | None) -> list[str] | None:

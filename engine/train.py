@@ -213,9 +213,9 @@ class Trainer:
                 "samples": int(samples),
                 "bad_samples": int(bad),
                 "seen": verdict.seen,
-                "distinct": verdict.distinct,
-                "repeated": verdict.repeated,
-                "missed": verdict.missed,
+                "distinct": verdict.distinct if self.loader.is_exact else None,  # of a stream nobody knows
+                "repeated": verdict.repeated if self.loader.is_exact else None,
+                "missed": verdict.missed if self.loader.is_exact else None,
                 "loss": loss / samples if samples else None,
                 "top1": correct / samples if samples else None,
                 "seconds": seconds,
