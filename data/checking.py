@@ -21,10 +21,12 @@ from .decoders import DECODERS, IMAGE_FIELDS, decode, open_picture
 from .errors import DataError, SampleError, ShardError, StaleIndexError
 from .index import build_index, map_tar, read_index
 from .labels import LabelMap, read_label
+from .patterns import expand
 from .shards import map_processes
 from .stills import open_frames
 from .store import cut_reason, local_tar
 from .tar import TarDamage, split_name, walk_raw
+from .urls import is_url
 from .video import VIDEO_FIELDS, Video
 
 MAX_LISTED = 1000  # bad samples of a shard that are kept one by one; all are counted
@@ -283,6 +285,14 @@ class _Reader:
 
 def _count(counter: Counter[str], what: str) -> None:
     counter[what if what in counter or len(counter) < MAX_KINDS else OTHERS] += 1
+
+
+def expand_local(patterns: str | Sequence[str]) -> list[str]:
+    """The shards that patterns name. Raises ShardError for what is not on a local disk: every byte is looked at, and in any order."""
+    paths = expand(patterns)
+    if any(is_url(path) for path in paths):
+        raise ShardError("shards behind URLs can be trained on, but not looked into: copy them to a local disk first")
+    return paths
 
 
 def check_all(

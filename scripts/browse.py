@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/browse.py` puts scripts/ there, not the root
 
-from data.checking import Look, check_all  # noqa: E402
+from data.checking import Look, check_all, expand_local  # noqa: E402
 from data.errors import ShardError  # noqa: E402
 from data.labels import check_source  # noqa: E402
 from data.shards import load_shards, read_dataset_json  # noqa: E402
@@ -82,7 +82,7 @@ def start(
         raise ShardError(f"--runs {runs}: no such folder; run.py makes runs/")
     site = Site(runs=runs, draw=create_draw(task, label, img_size, seed), label=label)
     if patterns:
-        shards = load_shards(patterns, workers)
+        shards = load_shards(expand_local(patterns), workers)
         names = (read_dataset_json(shards) or {}).get("classes") or ()
         site.given = ShardSet(shards, names)
         look = Look(label=label, decode=decode, contents=False, keep=True)

@@ -19,12 +19,12 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/check_shards.py` puts scripts/ there, not the root
 
-from data.checking import Look, check_all  # noqa: E402
+from data.checking import Look, check_all, expand_local  # noqa: E402
 from data.classes import read_classes  # noqa: E402
 from data.errors import ShardError  # noqa: E402
 from data.labels import LabelMap, check_source  # noqa: E402
 from data.mending import check_target, mend  # noqa: E402
-from data.shards import expand, map_processes, read_dataset_json  # noqa: E402
+from data.shards import map_processes, read_dataset_json  # noqa: E402
 from data.telling import as_json, describe_mended, describe_set, describe_shards  # noqa: E402
 from data.verdict import Verdict, find_overlap, judge, read_listed  # noqa: E402
 from engine.flags import Parser, integer  # noqa: E402
@@ -74,10 +74,10 @@ def run(
         open(json_file, "a").close()  # before the work, not after it
     names = None if classes is None else read_classes(classes)
     settings: dict[str, Any] = {"label": label, "names": names, "decode": decode, "workers": workers}
-    train, train_names = check_set(expand(patterns), **settings)
+    train, train_names = check_set(expand_local(patterns), **settings)
     sets = {"": train}
     if val is not None:
-        checked, val_names = check_set(expand(val), **settings)
+        checked, val_names = check_set(expand_local(val), **settings)
         find_overlap(train, checked)
         sets = {"training set": train, "validation set": checked}
     for title, verdict in sets.items():

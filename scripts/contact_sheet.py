@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/contact_sheet.py` puts scripts/ there, not the root
 
+from data.checking import expand_local  # noqa: E402
 from data.errors import DataError, ShardError, printable  # noqa: E402
 from data.labels import read_label  # noqa: E402
 from data.plan import Plan  # noqa: E402
@@ -136,7 +137,7 @@ def run(
     augmented: bool, epoch: int, task: str, label: str, img_size: int | None,
 ) -> None:  # fmt: skip
     """Write the sheet. Raises ShardError, OSError, ValueError for a task that is unknown."""
-    shards = load_shards(patterns)
+    shards = load_shards(expand_local(patterns))
     total = sum(shard.num_samples for shard in shards)
     if not total:
         raise ShardError("the shards hold no samples: give shards that do")

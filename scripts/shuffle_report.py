@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/shuffle_report.py` puts scripts/ there, not the root
 
-from data.checking import Look, check_all  # noqa: E402
+from data.checking import Look, check_all, expand_local  # noqa: E402
 from data.errors import ShardError  # noqa: E402
 from data.index import read_index  # noqa: E402
 from data.labels import check_source  # noqa: E402
@@ -118,7 +118,7 @@ def run(
 ) -> None:  # fmt: skip
     """Print the report. Raises ValueError (ShardError), OSError."""
     check_source(label)
-    shards = load_shards(patterns, workers)
+    shards = load_shards(expand_local(patterns), workers)
     counts = np.array([shard.num_samples for shard in shards], np.int64)
     plan = Plan(counts, seed=seed, shuffle_block=shuffle_block, lanes=lanes)
     stored = read_stored(shards, label, workers)
