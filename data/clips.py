@@ -16,6 +16,7 @@ import torch
 
 from .decoders import Buffer
 from .stills import Still, open_frames
+from .timing import DECODE, TRANSFORM, lap
 from .video import Video
 
 EVAL_SCALE = 256 / 224  # short side of an evaluation's frames, to their crop's side
@@ -117,9 +118,11 @@ def _write(
     places = list(places)
     side, target = clips.shape[-1], clips.numpy()
     for index, picture in video.read(np.concatenate(views), size):
+        lap(DECODE)
         for left, top, number in places:
             crop = picture[top : top + side, left : left + side]
             pixels = (crop[:, ::-1] if flip else crop).transpose(2, 0, 1)
             for view, indexes in enumerate(views):
                 for place in np.flatnonzero(indexes == index):
                     target[view * len(places) + number, :, place] = pixels
+        lap(TRANSFORM)

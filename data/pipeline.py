@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 from torch.utils.data import DataLoader, get_worker_info
 
+from . import timing
 from .block import unpack
 from .errors import LoaderError, ShardError
 from .plan import SHUFFLE_BLOCK, Plan, fingerprint
@@ -42,13 +43,16 @@ class PlanSource:
     batch_size: int
     rank: int
     world_size: int
+    profile: bool = False
 
     def __call__(self) -> Iterator[BatchPlan]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        timing.restart(worker, self.profile)
         for n in range(worker, self.plan.num_steps(self.start, self.batch_size), num_workers):
             position = self.start + n * self.batch_size
             slots = self.plan.batch(position, self.batch_size, self.rank, self.world_size)
+            timing.lap(timing.WAIT)
             yield BatchPlan(self.step + n, self.plan.epochs_completed(position, self.batch_size), slots)
 
 
@@ -77,9 +81,10 @@ class Loader:
         explicit: frozenset[str] = frozenset(),
         stages: Sequence[Callable] = (),
         reader: Any = None,
+        profile: bool = False,
         **loading: Any,
     ) -> None:
-        self.shards, self.plan, self.task = shards, plan, task
+        self.shards, self.plan, self.task, self.profile = shards, plan, task, profile
         self.batch_size, self.training, self.rank, self.world_size = batch_size, training, rank, world_size
         self.fingerprint = shards_fingerprint(shards)
         self._explicit, self._stages, self._loading = explicit, tuple(stages), loading
@@ -107,7 +112,7 @@ class Loader:
     def _pipeline(self) -> Any:
         from webdataset import DataPipeline
 
-        source = PlanSource(self.plan, self._position, self._step, self.batch_size, self.rank, self.world_size)
+        source = PlanSource(self.plan, self._position, self._step, self.batch_size, self.rank, self.world_size, self.profile)
         shared = self._loading.get("num_workers", 0) > 0
         # the user's stages take sample dicts
         read = ReadColumns if hasattr(self.task, "collate") and not self._stages else ReadSamples

@@ -20,6 +20,7 @@ from .plan import Plan, Slots
 from .shards import Shard
 from .store import ShardFiles
 from .tar import BLOCK, parse_sample
+from .timing import COLLATE, HAND_OVER, READ, STAGES, TRANSFORM, lap, take
 
 Batch = dict[str, Any]
 
@@ -53,7 +54,9 @@ class ReadColumns:
 
     def __call__(self, plans: Iterable[BatchPlan]) -> Iterator[RawBatch]:
         for plan in plans:
-            yield self._read(plan)
+            raw = self._read(plan)
+            lap(READ)
+            yield raw
 
     def _read(self, plan: BatchPlan) -> RawBatch:
         shard, index = plan.slots.shard, plan.slots.index
@@ -93,6 +96,7 @@ class ReadSamples:
                 self._read(raw, slot, self.shards[plan.slots.shard[slot]], int(plan.slots.index[slot]))
             self.files.remote.close()
             raw.samples.sort(key=lambda sample: sample["__slot__"])
+            lap(READ)
             yield raw
 
     def _read(self, raw: RawBatch, slot: int, shard: Shard, index: int) -> None:
@@ -128,6 +132,7 @@ class RunStages:
                         "a stage may change or drop samples, but must hand on each one's __slot__"
                     )
                 offered.discard(slot)
+            lap(STAGES)
             yield raw
 
 
@@ -169,7 +174,10 @@ class AssembleBatch:
             "errors": [SampleError(*raw.ids[slot], error.field, error.reason) for slot, error in errors],
             "error_slots": [slot for slot, _ in errors],
         }
-        return pack(batch) if self.shared else batch
+        lap(COLLATE)
+        sent = pack(batch) if self.shared else batch
+        lap(HAND_OVER)
+        return {**sent, "times": take()}
 
     def _collate(self, raw: RawBatch, allocate: Allocate) -> tuple[dict[str, torch.Tensor], np.ndarray]:
         valid = raw.plan.slots.valid
@@ -201,6 +209,7 @@ class _Writer:
         for name, value in self.template.items():
             tensors[name].copy_(value)
         written = np.zeros(len(slots.valid), bool)
+        lap(COLLATE)
         rngs = self.plan.sample_rngs(slots.epoch, slots.sample) if self.training else None
         for sample in raw.samples:
             slot = sample["__slot__"]
@@ -209,6 +218,7 @@ class _Writer:
                 written[slot] = True
             except DataError as error:
                 raw.errors.append((slot, error))
+            lap(TRANSFORM)
         copy_into_holes([tensors[name] for name in self.layout], written, slots.valid)
         return tensors, written
 

@@ -24,6 +24,7 @@ from .labels import LabelMap
 from .patterns import expand, expand_braces
 from .shards import Shard
 from .stages import BatchPlan, RawBatch
+from .timing import READ, lap
 from .urls import base_name, is_url, redact, redact_pattern
 
 BUFFER = 4096  # samples among which the next one is drawn
@@ -82,6 +83,7 @@ class ReadStream:
                 number = sample.pop("__index__")
                 raw.ids[slot] = (base_name(redact(sample["__url__"])), number, sample["__key__"])
                 raw.samples.append({**sample, "__slot__": slot})
+            lap(READ)
             yield raw
 
     def _shuffled(self, reader: int, num_readers: int, step: int) -> Iterator[dict[str, Any]]:

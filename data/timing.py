@@ -19,13 +19,14 @@ Span = tuple[str, float, float]  # name, begin, end: seconds of perf_counter
 
 
 class Laps:
-    """Seconds since the last lap go to a name. `spans` is a list while someone wants them."""
+    """Seconds since the last lap go to a name. `worker`: its number; `spans` is a list while someone wants them."""
 
-    __slots__ = ("_last", "_thread", "seconds", "spans")
+    __slots__ = ("_last", "_thread", "seconds", "spans", "worker")
 
-    def __init__(self) -> None:
+    def __init__(self, worker: int = 0, spans: bool = False) -> None:
+        self.worker = worker
         self.seconds: dict[str, float] = {}
-        self.spans: list[Span] | None = None
+        self.spans: list[Span] | None = [] if spans else None
         self._last = perf_counter()
         self._thread = threading.get_ident()
 
@@ -48,7 +49,7 @@ class Laps:
 
     def take(self) -> dict[str, Any]:
         """What was measured since the last time, and then begin anew. `spans` only where they are kept."""
-        taken: dict[str, Any] = {"seconds": self.seconds}
+        taken: dict[str, Any] = {"worker": self.worker, "seconds": self.seconds}
         self.seconds = {}
         if self.spans is not None:
             taken["spans"], self.spans = self.spans, []
@@ -58,11 +59,10 @@ class Laps:
 _laps = Laps()
 
 
-def restart(spans: bool = False) -> None:
+def restart(worker: int = 0, spans: bool = False) -> None:
     """Begin: this thread is the one that works, and its time counts from now on."""
     global _laps
-    _laps = Laps()
-    _laps.spans = [] if spans else None
+    _laps = Laps(worker, spans)
 
 
 def lap(name: str) -> None:
@@ -71,5 +71,5 @@ def lap(name: str) -> None:
 
 
 def take() -> dict[str, Any]:
-    """What was measured since the last time: {"seconds": {name: seconds}}, with "spans" where `restart` asked for them."""
+    """What was measured since the last time: {"worker", "seconds": {name: seconds}}, with "spans" where `restart` asked for them."""
     return _laps.take()

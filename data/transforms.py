@@ -17,6 +17,7 @@ import torch
 
 from . import native
 from .decoders import Buffer, Picture, open_picture, read_pixels, turned
+from .timing import DECODE, lap
 
 # Up to this size a picture is padded and cropped (CIFAR's way); above it, a random part is resized (ImageNet's way).
 SMALL = 64
@@ -154,12 +155,14 @@ def _write(
     stored = stored_box(box, picture.orientation, picture.size)
     if isinstance(picture, native.Jpeg):
         if picture.write(stored, flip, target):
+            lap(DECODE)  # and resized
             return
         picture = open_picture(picture.data)  # damaged, or of a rare kind: PIL has the last word
     pixels = read_jpeg_pixels(picture) if whole_pixels else None
     if pixels is None:
         _write_by_pil(picture, box, size, flip, target)
     else:
+        lap(DECODE)
         left, top, right, bottom = (int(edge) for edge in stored)
         _write_by_torch(pixels[top:bottom, left:right], native.as_stored(target[:, :, ::-1] if flip else target, picture.orientation))
 
@@ -217,6 +220,7 @@ def _write_by_pil(picture: Picture, box: Box, size: tuple[int, int], flip: bool,
     from PIL import Image
 
     image = read_pixels(picture)
+    lap(DECODE)
     orientation = picture.orientation
     if orientation != 1:
         box = stored_box(box, orientation, picture.size)

@@ -23,7 +23,7 @@ def test_laps_add_up_to_the_time_that_passed() -> None:
     assert seconds.keys() == {"read", "decode"}
     assert sum(seconds.values()) == pytest.approx(took, abs=0.005)
     assert 0.03 <= seconds["read"] < seconds["decode"]
-    assert timing.take() == {"seconds": {}}
+    assert timing.take() == {"worker": 0, "seconds": {}}
 
 
 def test_spans_only_where_they_are_wanted() -> None:
