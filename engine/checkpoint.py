@@ -14,10 +14,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 VERSION = 1
 KEYS = frozenset({"version", "model", "optimizer", "stream", "progress", "epoch", "world_size", "num_threads", "class_names", "flags"})
+
+INNER = (  # what a resume, an evaluation or predict.py reads of these
+    "stream.version", "stream.seed", "stream.samples_seen", "stream.shuffle", "stream.shuffle_block", "stream.lanes",
+    "stream.fingerprint.shards", "stream.fingerprint.samples", "stream.fingerprint.bytes", "stream.fingerprint.hash",
+    "progress.step", "progress.bad", "progress.best", "progress.seconds", "progress.waited", "progress.epoch", "progress.sums",
+    "progress.sketch", "flags.model", "flags.num_classes", "flags.img_size", "flags.task", "flags.opt",
+)  # fmt: skip
 
 
 class _File(io.BufferedWriter):
@@ -118,11 +126,27 @@ def read(path: Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types here, all of them about the file
         raise Damaged(path, f"torch can't load it with weights_only=True: {_one_line(error)[:200]}") from None
-    if not isinstance(checkpoint, dict) or not KEYS <= checkpoint.keys():
+    if not isinstance(checkpoint, dict) or not KEYS <= checkpoint.keys() or not isinstance(checkpoint["model"], dict):
         raise ValueError(f"--resume {path}: not a checkpoint of a run, which holds {', '.join(sorted(KEYS))}; give another file")
     if checkpoint["version"] != VERSION:
         raise ValueError(f"--resume {path}: its version is {checkpoint['version']}, and this program reads version {VERSION}")
+    for keys in INNER:
+        value = checkpoint
+        for key in keys.split("."):
+            if not isinstance(value, dict) or key not in value:
+                raise ValueError(f"--resume {path}: not a checkpoint of a run: it holds no {keys}; give another file")
+            value = value[key]
     return checkpoint
+
+
+def check_weights(path: Path, weights: dict[str, Any], model: nn.Module) -> None:
+    """Raises ValueError, one line, where a checkpoint's weights are not those of the model (which may be on the meta device)."""
+    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__ for name, value in weights.items()}
+    for name in [*wanted, *found]:
+        now, then = wanted.get(name, "none"), found.get(name, "none")
+        if now != then:
+            raise ValueError(f"--resume {path}: its weights are another model's: {name} is {then} there, {now} in the model; give another")
 
 
 class Damaged(ValueError):
@@ -148,6 +172,8 @@ def resolve(path: Path) -> Path:
     for candidate in (path, path / LAST, path / "checkpoints" / LAST):
         if candidate.is_file():
             return candidate
+        if candidate.name == LAST and candidate.is_dir():
+            raise ValueError(f"--resume {candidate}: a folder, not a checkpoint: move it away, then resume again")
         previous = candidate.with_name(PREVIOUS)
         if candidate.name == LAST and previous.is_file():
             return previous

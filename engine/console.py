@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from data.errors import printable
+
 
 def format_seconds(seconds: float) -> str:
     """A duration as 0:07, 12:34, 1:02:03 or 3d 04:05:06."""
@@ -68,6 +70,7 @@ class Console:
         """Print a line (above the bar, if there is one) and log it."""
         if not self.enabled:
             return
+        text = printable(text)  # a class or a path may have a line end in its name
         encoding = sys.stdout.encoding or "utf-8"  # a path may hold what the terminal can't show
         shown = text.encode(encoding, "backslashreplace").decode(encoding)
         if self._bar is not None:

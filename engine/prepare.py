@@ -55,7 +55,9 @@ def prepare(args: argparse.Namespace) -> None:
     rank_batch = 2 if args.evaluate else -(-args.batch_size // args.world_size)
     args.testing = view_settings(args)
     test_size = args.testing["img_size"] if args.test_shards else None
-    check_model(args.model, args.num_classes, args.img_size, rank_batch, num_frames(args), args.model_options, test_size)
+    model = check_model(args.model, args.num_classes, args.img_size, rank_batch, num_frames(args), args.model_options, test_size)
+    if saved:
+        checkpoint.check_weights(args.checkpoint, saved["model"], model)
 
 
 def prepare_launch(args: argparse.Namespace) -> None:

@@ -55,6 +55,8 @@ def check_name(output: Path, name: str, resume: str | None) -> None:
     """Raises ValueError where `--name` can't be a new folder."""
     if name in ("", ".", "..") or "/" in name or os.sep in name:
         raise ValueError(f"--name {name!r}: it must be the name of a folder, not a path; --output says where it is made")
+    if not name.isprintable() or len(os.fsencode(name)) > 200:
+        raise ValueError(f"--name {name[:60]!r}: not for a folder: it must be text of one line and at most 200 bytes; give another")
     if (output / name).exists() and resume != "auto":
         raise ValueError(f"--name {name}: {output / name} exists; go on with --resume auto, or give another name")
 
@@ -125,7 +127,7 @@ def hold(folder: Path, seconds: float = LOCK_SECONDS) -> None:
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run folder holds a checkpoint to go on from."""
-    return any((folder / "checkpoints" / name).is_file() for name in (checkpoint.LAST, checkpoint.PREVIOUS))
+    return any((folder / "checkpoints" / name).exists() for name in (checkpoint.LAST, checkpoint.PREVIOUS))
 
 
 def folder_of(path: Path) -> Path | None:

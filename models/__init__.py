@@ -87,9 +87,9 @@ def check_model(
     num_frames: int | None = None,
     options: dict[str, Any] | None = None,
     test_size: int | None = None,
-) -> None:
-    """Raise ValueError (one line) where the model can't train on `rank_batch` pictures of `img_size` (or clips of `num_frames` such)
-    in a process, or can't be tested on those of `test_size`.
+) -> nn.Module:
+    """The model on the meta device. Raises ValueError (one line) where it can't train on `rank_batch` pictures of `img_size` (or clips of
+    `num_frames` such) in a process, or can't be tested on those of `test_size`.
 
     Nothing is computed: weights and one batch stand on the meta device, so this is cheap for the largest ones too.
     """
@@ -110,6 +110,7 @@ def check_model(
         model.eval()
         if test_size not in (None, img_size):
             check_test_size(name, model, empty(1, test_size or img_size), img_size)
+        return model
     except (ValueError, RuntimeError, AssertionError) as error:
         if str(error).startswith("--"):  # of create_model: it says what to do
             raise

@@ -256,14 +256,14 @@ def torment(work: Path, args: argparse.Namespace, problems: list[str]) -> list[L
 
 
 def counted_batches(folder: Path) -> dict[int, list[tuple[int, str, int]]]:
-    """step -> the sorted (epoch, shard, index) that counted, over all ranks."""
+    """step -> the (epoch, shard, index) that counted, over all ranks, in the order of the slots."""
     steps: dict[int, list[tuple[int, str, int]]] = {}
     for path in sorted((folder / "audit").glob("rank*.jsonl")):
         for text in path.read_text().splitlines():
             line = json.loads(text)
             rows = zip(line["epoch"], line["ids"], line["valid"], strict=True)
             steps.setdefault(line["step"], []).extend((epoch, i[0], i[1]) for epoch, i, valid in rows if valid)
-    return {step: sorted(rows) for step, rows in sorted(steps.items())}
+    return dict(sorted(steps.items()))
 
 
 def check_plan(folder: Path, problems: list[str]) -> None:
@@ -276,7 +276,7 @@ def check_plan(folder: Path, problems: list[str]) -> None:
         start = history.start_of(step)
         plan = history.plan(start)
         slots = plan.locate(np.arange(start.position_after(step - 1), start.position_after(step)))
-        due = sorted((int(e), history.shards[s].name, int(i)) for e, s, i in zip(slots.epoch, slots.shard, slots.index, strict=True))
+        due = [(int(e), history.shards[s].name, int(i)) for e, s, i in zip(slots.epoch, slots.shard, slots.index, strict=True)]
         if rows != due:
             problems.append(f"{folder.name}: step {step} consumed other samples than the plan says")
             return

@@ -96,6 +96,8 @@ def make_shards(
             if any(entry.split for entry in entries):
                 raise SourceError(f"{source}: its folders are splits already: leave --split out")
             entries = split_entries(entries, split, seed)
+            if left := [name for name in split if name not in {entry.split for entry in entries}]:
+                tell(f"note: {source}: no picture is left for {', '.join(left)}: the first of each class goes to the largest split")
         plans = pack_entries(entries, class_index(names, entries), seed=seed, shuffle=shuffle, **cut)
 
     arguments: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "split": split, "resize": resize, **cut}

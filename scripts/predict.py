@@ -96,6 +96,7 @@ class Predictor:
         self.endings = IMAGE_FIELDS if self.clip is None else VIDEO_FIELDS
         options = model_options(flags.get("model_kwargs"))
         self.model = create_model(flags["model"], flags["num_classes"], self.img_size, **options).to(self.device).eval()
+        checkpoint.check_weights(self.path, saved["model"], self.model)
         self.model.load_state_dict(saved["model"])
 
     def transform(self, data: bytes) -> torch.Tensor:
@@ -160,11 +161,15 @@ def main() -> int:
             for prediction in predictions:
                 print(printable(prediction.name))
                 for name, share in prediction.classes:
-                    print(f"  {100 * share:6.2f} %  {name}")
+                    print(f"  {100 * share:6.2f} %  {printable(name)}")
         else:
             with open(os.dup(1) if args.csv == "-" else args.csv, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
                 count = write_csv(file, predictions, predictor.top)
             print(f"{count:,} pictures, {len(left_out):,} left out: {args.csv}", file=sys.stderr)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has seen enough
+        return 141
     except (ValueError, OSError) as error:
         print(f"predict.py: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -20,7 +20,15 @@ def content(epoch):
     """A checkpoint of this program, as small as can be."""
     weights = {"layer.weight": torch.arange(1000.0) + epoch, "layer.bias": torch.ones(3)}
     state = {"state": {0: {"momentum_buffer": torch.full((1000,), float(epoch))}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
-    return {**dict.fromkeys(checkpoint.KEYS), "version": checkpoint.VERSION, "epoch": epoch, "model": weights, "optimizer": state}
+    made = {**dict.fromkeys(checkpoint.KEYS), "version": checkpoint.VERSION, "epoch": epoch, "model": weights, "optimizer": state}
+    for path in checkpoint.INNER:
+        *parents, key = path.split(".")
+        inner = made
+        for parent in parents:
+            inner[parent] = inner.get(parent) or {}
+            inner = inner[parent]
+        inner[key] = 0
+    return made
 
 
 @pytest.fixture
@@ -130,11 +138,15 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "other.pt")
     torch.save({**content(0), "version": 99}, tmp_path / "newer.pt")
     torch.save({"function": os.system}, tmp_path / "evil.pt")
+    torch.save({**content(0), "progress": {"step": 3}}, tmp_path / "less.pt")
+    torch.save({**content(0), "stream": [1]}, tmp_path / "list.pt")
     with zipfile.ZipFile(tmp_path / "zip.pt", "w") as archive:
         archive.writestr("hello", "world")
     messages = {
         "other.pt": "not a checkpoint of a run, which holds class_names, epoch, flags, model, num_threads, optimizer, progress, stream, "
         "version, world_size; give another file",
+        "less.pt": "not a checkpoint of a run: it holds no progress.bad; give another file",
+        "list.pt": "not a checkpoint of a run: it holds no stream.version; give another file",
         "newer.pt": "its version is 99, and this program reads version 1",
         "evil.pt": "not a whole checkpoint (torch can't load it with weights_only=True: ",
         "zip.pt": "not a whole checkpoint (torch can't load it with weights_only=True: ",
@@ -144,6 +156,31 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path):
             checkpoint.load(tmp_path / name)
         assert str(refused.value).startswith(f"--resume {tmp_path}/{name}: {message}")
         assert "\n" not in str(refused.value)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    path, model = tmp_path / "x.pt", torch.nn.Linear(2, 3, device="meta")
+    good = {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}
+    checkpoint.check_weights(path, good, model)
+    wrong: dict[str, dict] = {
+        "weight is (2, 2) there, (3, 2) in the model": {**good, "weight": torch.zeros(2, 2)},
+        "bias is none there, (3,) in the model": {"weight": good["weight"]},
+        "more is (1,) there, none in the model": {**good, "more": torch.zeros(1)},
+        "bias is list there, (3,) in the model": {**good, "bias": [0, 0, 0]},
+    }
+    for reason, weights in wrong.items():
+        with pytest.raises(ValueError) as refused:
+            checkpoint.check_weights(path, weights, model)
+        assert str(refused.value) == f"--resume {path}: its weights are another model's: {reason}; give another"
+
+
+def test_a_folder_in_the_place_of_a_checkpoint_is_named(folder):
+    (folder / "last.pt").unlink()
+    (folder / "last.pt").mkdir()
+    for path in (folder / "last.pt", folder, folder.parent):
+        with pytest.raises(ValueError) as refused:
+            checkpoint.resolve(path)
+        assert str(refused.value) == f"--resume {folder}/last.pt: a folder, not a checkpoint: move it away, then resume again"
 
 
 def files_stay_small():

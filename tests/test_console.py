@@ -45,6 +45,13 @@ def test_without_a_terminal_every_interval_is_a_line(capsys: pytest.CaptureFixtu
     assert err == ""
 
 
+def test_names_stay_on_their_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logged: list[str] = []
+    console = Console(total=1, epochs=1, write_text=logged.append, terminal=False)
+    console.line("2 classes (big\ncat, caf\udce9 \x1b[2J)")
+    assert capsys.readouterr().out.splitlines() == logged == ["2 classes (big\\ncat, caf\\udce9 \\x1b[2J)"]
+
+
 def test_bad_samples_are_counted_beside_the_good(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(total=2000, epochs=2, terminal=False)
     console.epoch(**{**EPOCH, "bad_samples": 3})

@@ -146,6 +146,19 @@ def test_a_second_sigterm_ends_at_once(tmp_path, capfd, monkeypatch):
     assert capfd.readouterr() == ("", "")
 
 
+def test_ctrl_c_after_sigterm_ends_at_once(tmp_path, capfd):
+    context = context_of(tmp_path, "hang", "hang")  # ranks that are still about to save
+    handler = signal.getsignal(signal.SIGINT)
+    senders = [later(number, seconds=seconds) for number, seconds in ((signal.SIGTERM, 0.5), (signal.SIGINT, 1.0))]
+    try:
+        assert launcher.supervise(context) == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert [sender.wait() for sender in senders] == [0, 0]
+    assert alive(context) == [False, False]
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_rank_that_said_why_is_not_waited_for(tmp_path, capfd):
     context = context_of(tmp_path, "hang", "hang")
     (tmp_path / "1").write_bytes(pickle.dumps(TRACEBACK)[:-5])  # still being written

@@ -47,6 +47,14 @@ def test_split_has_its_share_of_every_class(tmp_path: Path) -> None:
     assert content(tmp_path / "again") == content(tmp_path / "out")
 
 
+def test_a_split_that_gets_no_picture_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_folder(tmp_path / "photos", some_classes(1))
+    assert run(tmp_path / "photos", tmp_path / "out", "--split", "train=0.8,val=0.1,test=0.1") == 0
+    note = "no picture is left for val, test: the first of each class goes to the largest split"
+    assert capsys.readouterr().err == f"note: {tmp_path}/photos: {note}\n"
+    assert list(summary(tmp_path / "out")["splits"]) == ["train"]
+
+
 def test_number_and_size_of_shards(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def counts(name: str, *options: str) -> list[int]:
         assert run(folder, tmp_path / name, *options) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import sys
 
 import pytest
@@ -44,6 +45,12 @@ def test_pictures_get_their_names(trained, tmp_path, monkeypatch, capsys):
     for picture, best in zip(lines[::3], lines[1::3], strict=True):
         assert best.split()[-1] == picture.rpartition("/")[2].removesuffix(".png")
         assert float(best.split()[0]) > 34
+    end, pipe = os.pipe()
+    os.close(end)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(pipe, "w"))  # as of `predict.py ... | head` when head has seen enough
+    code, _, err = run(monkeypatch, capsys, trained, folder)
+    assert (code, err) == (141, "")
+    monkeypatch.undo()
     (folder / "broken.jpg").write_bytes(b"\xff\xd8nothing")
     code, out, err = run(monkeypatch, capsys, trained, folder)
     assert code == 1 and len(out.splitlines()) == 3 * 4

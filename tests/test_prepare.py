@@ -248,7 +248,8 @@ def test_an_evaluation_matches_classes_by_name(worked_out, tmp_path):
     names = [f"class{number}" for number in range(10)]
     path = tmp_path / "runs" / "first" / "checkpoints" / "best.pt"
     saved = torch.load(path, weights_only=True)
-    torch.save({**saved, "class_names": names, "flags": {**saved["flags"], "num_classes": 10}}, path)
+    weights = {**saved["model"], "head.weight": torch.zeros(10, 384), "head.bias": torch.zeros(10)}
+    torch.save({**saved, "class_names": names, "model": weights, "flags": {**saved["flags"], "num_classes": 10}}, path)
     write_shards(tmp_path / "other", samples(6))
     write_listing(tmp_path / "other", ["class7", "class0", "class3"])
     args = worked_out("--evaluate", "--resume", path, "--val-data", tmp_path / "other", "--lanes", 1)
@@ -263,6 +264,17 @@ def test_lanes_of_the_training_do_not_limit_an_evaluation(worked_out, tmp_path):
     saved = torch.load(path, weights_only=True)
     torch.save({**saved, "flags": {**saved["flags"], "lanes": 12}}, path)
     assert worked_out("--evaluate", "--resume", path).facts["num_samples"] == 5
+
+
+def test_machines_may_differ_in_where_things_lie_and_in_workers(worked_out, place, tmp_path):
+    shutil.copytree(place / "train", tmp_path / "elsewhere" / "shards")
+    shutil.copytree(place / "val", tmp_path / "elsewhere" / "held-out")
+    both = ["--model", "tiny", "--nnodes", 2, "--dist-url", "tcp://one:29500"]
+    one = worked_out("--data", "train", "--val-data", "val", "--node-rank", 0, "-j", 1, *both)
+    there = ["--data", tmp_path / "elsewhere/shards/{0..1}.tar", "--val-data", tmp_path / "elsewhere/held-out"]
+    two = worked_out(*there, "--node-rank", 1, *both)
+    assert one.agreed == two.agreed
+    assert one.agreed != worked_out("--data", "train", "--val-data", "val", "--node-rank", 1, "--lr", 3, *both).agreed
 
 
 def test_under_torchrun_its_numbers_count(worked_out, monkeypatch):

@@ -15,6 +15,7 @@ from picture_maker import encode
 from shard_maker import write_listing, write_shards
 
 import run
+from data.tasks import TASKS
 from engine import distributed
 
 
@@ -94,7 +95,7 @@ MISTAKES = [
     (["--data", "train", "train/0.tar"], "{place}/train/0.tar: named twice; each shard may stand in the patterns once"),
     ([*TRAIN, "--model", "renset18"],
      "--model renset18: no such model; the nearest are resnet18, resnet152, resnet101 (models/ lists them all)"),
-    ([*TRAIN, "--task", "detection"], "task 'detection' is unknown; there are image-classification"),
+    ([*TRAIN, "--task", "detection"], f"task 'detection' is unknown; there are {', '.join(TASKS)}"),
     ([*TRAIN, "--opt", "lion"], "--opt lion: no such optimizer; use one of sgd, adamw"),
     ([*TRAIN, "--sched", "linear"], "--sched linear: no such schedule; use one of cosine, step, constant"),
     ([*TRAIN, "--epochs", "0"], "argument --epochs: '0' is not a whole number of at least 1"),

@@ -86,6 +86,15 @@ def test_a_name_is_no_path(tmp_path, name):
     assert str(refused.value) == f"--name {name!r}: it must be the name of a folder, not a path; --output says where it is made"
 
 
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "caf\udce9", "x" * 201, "\u00e9" * 101])
+def test_a_name_is_a_line_of_text(tmp_path, name):
+    with pytest.raises(ValueError) as refused:
+        runs.check_name(tmp_path, name, None)
+    assert str(refused.value).startswith(f"--name {name[:60]!r}: not for a folder: it must be text of one line and at most 200 bytes")
+    assert str(refused.value).isprintable()
+    runs.check_name(tmp_path, "größe 1.5 (final)", None)
+
+
 def test_a_name_that_exists_is_refused_unless_it_is_gone_on_with(tmp_path):
     runs.check_name(tmp_path, "new", None)
     (tmp_path / "old").mkdir()
@@ -137,6 +146,12 @@ def test_a_run_with_only_its_previous_checkpoint_is_found(tmp_path):
     os.rename(folder / "checkpoints" / "last.pt", folder / "checkpoints" / "previous.pt")
     assert runs.has_checkpoint(folder)
     assert runs.find_last_run(tmp_path, {"hash": "f"}, "tiny") == folder
+
+
+def test_a_folder_in_the_place_of_a_checkpoint_is_not_passed_over(tmp_path):
+    folder = start_run(tmp_path / "run", save=False)
+    (folder / "checkpoints" / "last.pt").mkdir(parents=True)
+    assert runs.find_last_run(tmp_path, {"hash": "f"}, "tiny") == folder  # and checkpoint.resolve says what is wrong with it
 
 
 def test_the_folder_of_a_checkpoint(tmp_path, monkeypatch):

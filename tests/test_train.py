@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from gloo_pool import RankFailed
@@ -41,6 +43,8 @@ def last(folder):
 def test_a_resumed_run_ends_with_the_same_bits(gloo_pool, picture_shards, tmp_path, world_size):
     # momentum, batch norm, dropout (tiny has both), augmentation, two workers
     paths, val = picture_shards(SIZES), picture_shards([9, 7, 5], name="val")
+    for key in (b"s00004.png", b"s00050.png", b"s00055.png"):  # each masked once an epoch, and named, however often it is read
+        spoil(next(path for path in paths if key in Path(path).read_bytes()), key)
     more = ["--val-data", *val, "-j", 2, "--checkpoint-interval", 4]
     launch(gloo_pool, base(paths, tmp_path, "whole", world_size, *more))
     launch(gloo_pool, base(paths, tmp_path, "broken", world_size, *more), crash_at=7)  # step 7 of 15, in the middle of epoch 2
@@ -52,6 +56,9 @@ def test_a_resumed_run_ends_with_the_same_bits(gloo_pool, picture_shards, tmp_pa
     same_checkpoint(last(whole), last(broken))
     assert global_batches(whole) == global_batches(broken)
     assert global_batches(whole, "val") == global_batches(broken, "val")
+    bad = [sorted(map(str, read_lines(folder / "bad_samples.jsonl"))) for folder in (whole, broken)]
+    assert bad[0] == bad[1] and len(bad[0]) == 9
+    assert [last(folder)["progress"]["bad"] for folder in (whole, broken)] == [9, 9]
 
     def told(folder):  # every number but the times
         untimed = ("seconds", "samples_per_second", "data_wait", "data_time", "step_time")
