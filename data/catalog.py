@@ -9,6 +9,7 @@ shards, and are compared with the shard itself when it arrives.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,9 @@ def load_remote(
     counts = {} if rebuild else _counts_here(sources)
     _add_published(sources, counts, rebuild)
     _add_indexes(sources, counts, listings, rebuild)
+    if cache is None:  # a count alone is not enough to find a sample
+        for url in [url for url in counts if not sources[url].index_url and not os.path.exists(sources[url].index_path)]:
+            del counts[url]
     unknown = [url for url in sources if url not in counts]
     if unknown:
         size = sum(sources[url].size for url in unknown)

@@ -6,10 +6,12 @@ Invariant: the result depends on the set of entries and the arguments, never on 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .readers import Entry
@@ -185,3 +187,13 @@ def _draw(seed: int, purpose: str, entry: Entry) -> bytes:
 def _split_rank(split: str) -> tuple[int, str]:
     order = ("train", "val", "test")
     return (order.index(split) if split in order else len(order), split)
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    """Lists of a million tuples hold no cycles, and the collector would look through them again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -16,21 +16,28 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/index_shards.py` puts scripts/ there, not the root
 
 from data.errors import ShardError  # noqa: E402
+from data.publishing import publish_indexes  # noqa: E402
 from data.shards import Shard, expand, index_shards  # noqa: E402
+from data.urls import redact  # noqa: E402
 
 EXAMPLES = """examples:
   python scripts/index_shards.py 'shards/{000..099}.tar'
   python scripts/index_shards.py /data/imagenet/train /data/imagenet/val
+  python scripts/index_shards.py 's3://bucket/train/{000..999}.tar' --out s3://bucket/train
   python scripts/index_shards.py --rebuild -j 16 '/data/*/part-*.tar.gz'
 
 run.py builds missing indexes by itself; this does it beforehand, for instance once for many jobs, or where those can't
-write beside the shards. exit status: 0, or 2 if a shard can't be used."""
+write beside the shards. Remote shards without an index are read through once, four at a time; a run that was interrupted
+goes on with those that are left. exit status: 0, or 2 if a shard can't be used."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     try:
-        return write_indexes(args.patterns, args.workers, args.rebuild)
+        return write_indexes(args.patterns, args.workers, args.rebuild, args.out)
+    except OSError as error:
+        print(f"index_shards.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except ShardError as error:
         print(f"index_shards.py: {error}", file=sys.stderr)
         return 2
@@ -39,19 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def write_indexes(patterns: Sequence[str], num_workers: int | None, rebuild: bool) -> int:
+def write_indexes(patterns: Sequence[str], num_workers: int | None, rebuild: bool, out: str | None = None) -> int:
     """Index every shard, print what was done and what is wrong; the exit status."""
     paths = expand(patterns)
     num_bad = num_samples = 0
     done: Counter[str] = Counter()
     problems: list[str] = []  # printed at the end, apart from the progress bar
-    for result in index_shards(paths, num_workers, rebuild=rebuild):
+    shards = []
+    for result in index_shards(paths, num_workers, rebuild=rebuild, cache_dir="none"):
         if isinstance(result, ShardError):
             problems.append(f"error: {result}")
             num_bad += 1
             continue
         shard, was_built = result
         num_samples += shard.num_samples
+        shards.append(shard)
         done[describe(shard, was_built)] += 1
         if shard.damage:
             problems.append(f"damaged: {shard.path}: {shard.damage}")
@@ -61,6 +70,9 @@ def write_indexes(patterns: Sequence[str], num_workers: int | None, rebuild: boo
         print(problem, file=sys.stderr)
     for what, count in done.items():
         print(f"{count:,} {'index' if count == 1 else 'indexes'} {what}")
+    if out is not None:
+        publish_indexes(shards, out)
+        print(f"{len(shards):,} put into {redact(out)}")
     print(f"{len(paths) - num_bad:,} of {len(paths):,} shards can be used: {num_samples:,} samples")
     return 2 if num_bad else 0
 
@@ -80,9 +92,11 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "patterns", nargs="+", metavar="PATTERN", help="shards: {000..099}, {a,b}, globs, folders, .txt lists, a::b (quote them)"
+        "patterns", nargs="+", metavar="PATTERN", help="shards: {000..099}, {a,b}, globs, folders, .txt lists, URLs, a::b (quote them)"
     )
     parser.add_argument("-j", "--workers", type=positive, metavar="N", help="processes (default: one per core)")
+    where = "also put the indexes into this folder or URL, such as the shards' own s3://bucket/train (default: beside local shards; "
+    parser.add_argument("--out", metavar="PLACE", help=where + "those of remote shards stay in the user's cache folder)")
     parser.add_argument("--rebuild", action="store_true", help="write every index anew, also those that fit")
     return parser.parse_args(argv)
 

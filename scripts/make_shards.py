@@ -9,13 +9,11 @@ killed and started again on the way.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +24,8 @@ sys.path.insert(0, str(ROOT))  # `python scripts/make_shards.py` puts scripts/ t
 from data.errors import ShardError, printable  # noqa: E402
 from data.making import ShardWork, write_shards  # noqa: E402
 from data.output import Done, OutputFolder  # noqa: E402
-from data.packing import class_index, class_names, fingerprint, pack_entries, split_entries  # noqa: E402
+from data.packing import class_index, class_names, fingerprint, no_collector, pack_entries, split_entries  # noqa: E402
+from data.publishing import prepare_staging, send_shards  # noqa: E402
 from data.restarts import describe_unmarked, restart_arguments  # noqa: E402
 from data.shards import num_cores  # noqa: E402
 from data.sources import Source, open_source  # noqa: E402
@@ -104,6 +103,7 @@ def make_shards(
     arguments |= restart_arguments(restart_markers) | ({"resize_video": resize_video} if resize_video else {})
     arguments |= {"encode": encode} if encode != "keep" else {}
     digest = fingerprint(entries, names, arguments)
+    target, out = out, prepare_staging(out, digest, overwrite)
     folder = OutputFolder(out, digest, {"source": os.path.basename(os.path.abspath(source)), **arguments})
     done = folder.prepare([plan.path for plan in plans], overwrite, source)
     try:
@@ -119,17 +119,9 @@ def make_shards(
         folder.finish(done, names)
     finally:
         folder.close()
-    report_result(out, done, names, found.what)
-
-
-@contextlib.contextmanager
-def no_collector() -> Iterator[None]:
-    """Lists of a million tuples hold no cycles, and the collector would look through them again and again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    if target != out:
+        tell(send_shards(out, list(done), target))
+    report_result(target, done, names, found.what)
 
 
 def read_class_list(path: str | None) -> list[str] | None:
@@ -229,7 +221,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("source", nargs="?", metavar="SOURCE", help="folder of class folders, a .zip, .tar, .tar.gz of one, a table "
         "(.csv, .tsv, .jsonl), or a folder of pictures or videos with one table in it (default: examples/digits.zip in 100 shards)")
-    add("out", nargs="?", metavar="OUT", default="shards", help="folder for the shards (default: %(default)s)")
+    add("out", nargs="?", metavar="OUT", default="shards", help="folder for the shards, or a URL like s3://bucket/x: "
+        "made in the cache folder first, then sent (default: %(default)s)")
     add("--columns", type=_columns, metavar="PATH,LABEL", help="a table's columns (default: path,label); paths are "
         "relative to the table, labels are class names or class numbers")
     add("--annotations", metavar="FILE", help="labels of videos that are named by id in SOURCE, as Kinetics' JSON has them: "

@@ -81,7 +81,7 @@ class Served:
         for line in lines[self._read :]:
             _, request, rest = line.split('"')[:3]
             status, sent = rest.split()
-            found.append((request.split()[1], int(status), int(sent)))
+            found.append((request.split()[1].partition("?")[0], int(status), int(sent)))
         self._read = len(lines)
         return found
 
