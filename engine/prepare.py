@@ -45,7 +45,8 @@ def prepare(args: argparse.Namespace) -> None:
     if args.model not in model_names():
         create_model(args.model, 1)  # raises: before the shards are read, which may take long
     if "img_size" not in settings_of(args.task):
-        raise ValueError(f"--task {args.task}: run.py trains on pictures; read other samples with data.build_loader (docs/extending.md)")
+        advice = "read other samples with data.build_loader (docs/extending.md)"
+        raise ValueError(f"--task {args.task}: run.py trains on pictures and videos; {advice}")
     if not has_clips(args):
         prepare_decoder(args, saved)
     args.transform, args.model_options = task_settings(args), model_options(args.model_kwargs)

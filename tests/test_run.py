@@ -91,7 +91,6 @@ MISTAKES = [
     (["--data", "train/*.tgz"], f"train/*.tgz: no file matches; {THERE}"),
     (["--data", "nowhere"], "nowhere: no such file; "
      "'.' holds no *.tar, but folders with some: ./train, ./val"),
-    (["--data", "s3://bucket/000.tar"], "s3://bucket/000.tar: only shards on a local disk can be read: copy them to one first"),
     (["--data", "train", "train/0.tar"], "{place}/train/0.tar: named twice; each shard may stand in the patterns once"),
     ([*TRAIN, "--model", "renset18"],
      "--model renset18: no such model; the nearest are resnet18, resnet152, resnet101 (models/ lists them all)"),
