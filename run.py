@@ -50,9 +50,10 @@ def main(args: argparse.Namespace) -> None:
     )  # fmt: skip
     report.start(args.messages, **args.facts)
 
+    first_here = ranks.rank - ranks.local_rank
     loading = {"batch_size": args.batch_size, "task": args.task, "img_size": args.img_size, "rank": ranks.rank,
                "world_size": ranks.world_size, "num_workers": args.workers, "pin_memory": args.device == "cuda",
-               "transform": args.transform}  # fmt: skip
+               "local_ranks": range(first_here, first_here + args.nproc_per_node), "transform": args.transform}  # fmt: skip
     val_loader = build_loader(args.val_shards, labels=args.val_labels, training=False, **loading) if args.val_shards else None
     testing = {"labels": args.test_labels, "training": False, **loading, **args.testing}
     test_loader = build_loader(args.test_shards, **testing) if args.test_shards else None

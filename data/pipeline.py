@@ -21,7 +21,7 @@ from . import timing
 from .block import unpack
 from .errors import LoaderError, ShardError
 from .plan import SHUFFLE_BLOCK, Plan, fingerprint
-from .prefetch import Prefetch, check_room
+from .prefetch import Prefetch, check_room, machine_lanes
 from .records import find_tokens
 from .shards import Shard, describe_empty, resolve_shards
 from .stages import AssembleBatch, Batch, BatchPlan, ReadColumns, ReadSamples, RunStages
@@ -81,6 +81,7 @@ class Loader:
         explicit: frozenset[str] = frozenset(),
         stages: Sequence[Callable] = (),
         reader: Any = None,
+        local_ranks: range | None = None,
         profile: bool = False,
         **loading: Any,
     ) -> None:
@@ -89,6 +90,7 @@ class Loader:
         self.fingerprint = shards_fingerprint(shards)
         self._explicit, self._stages, self._loading = explicit, tuple(stages), loading
         self._reader = reader.of_rank(rank, world_size) if reader else None  # in place of ReadSamples
+        self._local_ranks = local_ranks
         self._position = self._step = 0
 
     @property
@@ -133,7 +135,8 @@ class Loader:
         batches = iter(loader)
         if workers := getattr(batches, "_workers", None):
             Finalize(batches, end_workers, (list(workers),), exitpriority=10)
-        with Prefetch(self.shards, self.plan, self._position) as prefetch:
+        lanes = machine_lanes(self.plan, self._local_ranks, self.world_size)
+        with Prefetch(self.shards, self.plan, self._position, lanes) as prefetch:
             for batch in map(unpack, received(batches, workers or [])):
                 if batch["step"] != self._step:
                     raise LoaderError(f"step {self._step} never came from its worker, step {batch['step']} did: see what the workers said")
@@ -222,8 +225,9 @@ def build_loader(
     what the stream is; left out, a loaded state decides. classes: names in order, or a file of them. labels: a LabelMap that
     `resolve_labels` made, in place of label, classes and num_classes; label None: none. transform: keywords of the task (scale,
     hflip, augment, and decoder: auto, native or python, who decodes JPEGs; field, length, dtype). stages: extra webdataset stages
-    over encoded sample dicts. cache_dir, cache_size: of remote shards, as `load_shards` takes them. reader: a `ReadStream`. Other
-    keywords go to torch's DataLoader (prefetch_factor, pin_memory, multiprocessing_context: fork by default on Linux).
+    over encoded sample dicts. cache_dir, cache_size: of remote shards, as `load_shards` takes them. reader: a `ReadStream`.
+    local_ranks: those of this machine, where lanes keep it to its own shards. Other keywords go to torch's DataLoader (prefetch_factor,
+    pin_memory, multiprocessing_context: fork by default on Linux).
     Batches hold ceil(batch_size / world_size) slots.
     Raises ShardError (a ValueError) for shards or labels that can't be used, ValueError for a value out of range.
     """

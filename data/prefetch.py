@@ -55,6 +55,13 @@ def block_shards(plan: Plan, epoch: int, block: int, lanes: range | None = None)
     return np.array(list(dict.fromkeys(np.concatenate(parts).tolist())) if parts else [], np.int64)
 
 
+def machine_lanes(plan: Plan, ranks: range | None, world_size: int) -> range | None:
+    """The lanes that ranks of one machine read, whose slots are dealt in the order of lanes; None for all of them."""
+    if ranks is None or plan.lanes == 1 or not plan.shuffle:
+        return None
+    return range(ranks.start * plan.lanes // world_size, ceil(ranks.stop * plan.lanes / world_size))
+
+
 def block_size(plan: Plan) -> int:
     """Samples that are read in no order of their own. Without shuffling it is only what workers may be apart."""
     return plan.shuffle_block if plan.shuffle else min(plan.shuffle_block, 1024)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 from remote_shards import Site, nginx, published, read_ids, site  # noqa: F401
 
 from data import Plan, ShardError, build_loader, load_shards
-from data.prefetch import block_of, block_shards, blocks_from, check_room, describe_start, largest_blocks, window_from
+from data.prefetch import block_of, block_shards, blocks_from, check_room, describe_start, largest_blocks, machine_lanes, window_from
 
 COUNTS = np.array([7, 5, 0, 3, 1, 41, 20, 9])
 
@@ -33,6 +34,8 @@ def test_a_block_needs_just_the_shards_of_its_samples(lanes: int, shuffle: bool)
 
 def test_a_machine_of_some_lanes_needs_those_lanes_shards() -> None:
     plan = Plan(COUNTS, seed=1, shuffle_block=8, lanes=2)
+    assert machine_lanes(plan, None, 4) is None and machine_lanes(plan, range(2), 4) == range(1)
+    assert machine_lanes(plan, range(2, 4), 4) == range(1, 2) and machine_lanes(plan, range(1, 3), 4) == range(2)
     both = [block_shards(plan, 0, 0, range(lane, lane + 1)).tolist() for lane in (0, 1)]
     assert set(both[0]) | set(both[1]) == set(block_shards(plan, 0, 0).tolist())
 
@@ -111,3 +114,24 @@ def test_data_that_fits_is_fetched_once_and_by_one_process(site, published) -> N
     assert os.listdir(os.path.join(folder, "jobs")) == [] or len(os.listdir(os.path.join(folder, "jobs"))) == 1
     read_ids(site.shards(6), cache_dir=folder, **kwargs)
     assert site.requests() == []
+
+
+def test_the_first_batch_of_a_thousand_shards_needs_a_few_of_them(site, published) -> None:
+    published([10], side=64)
+    size = os.path.getsize(site.folder / "000.tar")
+    for number in range(1, 1000):
+        os.link(site.folder / "000.tar", site.folder / f"{number:03d}.tar")
+    (site.folder / "sizes.json").write_text(json.dumps({f"{number:03d}.tar": 10 for number in range(1000)}))
+    site.requests()
+    loader = build_loader(
+        site.shards(1000), batch_size=8, num_classes=3, img_size=32, shuffle_block=40, cache_dir=str(site.folder / "cache"),
+        cache_size=10 * size,
+    )  # fmt: skip
+    assert len(site.requests()) == 1  # the first shard, for its labels
+    batches = iter(loader)
+    next(batches)
+    first = set(block_shards(loader.plan, 0, 0).tolist())
+    fetched = [int(path[-7:-4]) for path, *_ in site.requests()]
+    batches.close()  # type: ignore[attr-defined]
+    assert len(first) in (4, 5) and len(set(fetched)) == len(fetched) <= 10  # nothing is fetched that the cache can't hold
+    assert first <= {0, *fetched[: len(first) + 4]}  # the block's first, four at a time
