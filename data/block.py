@@ -7,7 +7,9 @@ for a batch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,10 @@ def _shared_storage(size: int) -> torch.UntypedStorage:
     except RuntimeError as error:
         if "shared memory" not in str(error):
             raise
+        # torch leaves the name of what it could not reserve; in this strategy every other name is gone as soon as it is open
+        if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
+            for name in Path("/dev/shm").glob(f"torch_{os.getpid()}_*"):
+                name.unlink(missing_ok=True)
         raise LoaderError(
             f"no shared memory left for a batch of {size / 2**20:.1f} MiB (each worker holds up to three): "
             "enlarge /dev/shm (docker run --shm-size), or use fewer --workers or a smaller --batch-size"

@@ -37,6 +37,7 @@ from engine.history import read_history  # noqa: E402
 SIZES = (1100, 640, 333, 205, 97, 41, 7, 1, 0, 576)  # 3,000 samples
 EPOCHS, BATCH_SIZE, INTERVAL = 3, 32, 9
 VICTIMS = ("rank", "worker", "launcher")
+SEEN: set[int] = set()  # the processes of all starts
 
 
 @dataclass
@@ -103,6 +104,7 @@ class Session:
                     continue
                 if int(fields[3]) == self.process.pid and fields[0] not in "ZX":
                     found.append(int(entry.name))
+        SEEN.update(found)
         return found
 
     def ranks(self) -> list[int]:
@@ -194,6 +196,7 @@ def kill_once(session: Session, rng: random.Random, phase: str, kills_left: int)
         target = start["step"] + min(rng.randint(1, max(1, 2 * left // (kills_left + 1))), left - 1)
         life.phase = f"at step {target}"
         ready = session.wait_until(lambda: session.step() >= target)
+    session.members()  # seen before they are gone
     ranks = session.ranks()
     workers = [pid for rank in ranks for pid in children(rank)]
     pids = {"launcher": [session.process.pid], "worker": workers, "rank": ranks, "rank 0": ranks[:1]}[victim] or [session.process.pid]
@@ -308,20 +311,12 @@ def tensors(value: Any, path: str = "") -> list[tuple[str, Any]]:
     return [pair for key, item in items for pair in tensors(item, f"{path}.{key}")]
 
 
-def check_leftovers(work: Path, shared_memory: set[str], problems: list[str]) -> None:
+def check_leftovers(work: Path, problems: list[str]) -> None:
     """No temporary file, no shared memory may outlive the runs."""
     temporary = [path for path in (work / "tmp").iterdir() if not path.name.startswith("torchinductor_")]  # torch's own cache
-    files = [str(path) for path in [*temporary, *work.rglob("*.part"), *work.rglob("*.tmp")]]
-    memory = new_in_shared_memory(shared_memory)
-    if memory:  # another program's, which comes and goes, perhaps
-        time.sleep(3)
-        memory &= new_in_shared_memory(shared_memory)
-    for name in [*files, *sorted(memory)]:
-        problems.append(f"left behind: {name}")
-
-
-def new_in_shared_memory(known: set[str]) -> set[str]:
-    return set(os.listdir("/dev/shm")) - known if os.path.isdir("/dev/shm") else set()
+    memory = [path for path in Path("/dev/shm").glob("torch_*") if int(path.name.split("_")[1]) in SEEN]  # torch_<pid>_...
+    for path in [*temporary, *work.rglob("*.part"), *work.rglob("*.tmp"), *memory]:
+        problems.append(f"left behind: {path}")
 
 
 def main() -> int:
@@ -338,7 +333,6 @@ def main() -> int:
         parser.exit(2, "chaos.py: error: it finds processes through /proc, and there is none here\n")
     work = Path(tempfile.mkdtemp(prefix="chaos-"))
     (work / "tmp").mkdir()
-    shared_memory = new_in_shared_memory(set())
     make_shards(work / "shards", args.seed)
     problems: list[str] = []
     began = time.monotonic()
@@ -350,7 +344,7 @@ def main() -> int:
     check_plan(work / "runs" / "chaos", problems)
     if not args.elastic:
         check_same_bits(work, problems)
-    check_leftovers(work, shared_memory, problems)
+    check_leftovers(work, problems)
     print(f"{len(lives) - 1} kills, {time.monotonic() - began:.0f} s, seed {args.seed}: " + ("all held" if not problems else "FAILED"))
     for problem in problems:
         print(f"  {problem}", file=sys.stderr)

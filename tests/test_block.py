@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -52,3 +55,4 @@ def test_a_batch_that_was_not_packed_stays():
 def test_no_room_is_one_line():
     with pytest.raises(LoaderError, match=r"^no shared memory left for a batch of 1099511627776.0 MiB .*: enlarge /dev/shm"):
         new_tensors({"image": (torch.uint8, (1 << 60,))}, True)
+    assert not list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
