@@ -13,6 +13,7 @@ import servers
 import shard_maker
 import torch
 import yaml
+from commands import Command, last_step
 from launching import base, global_batches, launch
 from remote_shards import nginx, published, read_ids, site  # noqa: F401
 
@@ -130,3 +131,29 @@ def test_a_run_on_two_ranks_says_what_it_needs_and_keeps_no_secret(gloo_pool, si
     assert saved["flags"]["data"] == [site.shards(6)]
     local = json.loads((runs / "local" / "metrics.jsonl").read_text().splitlines()[0])
     assert saved["stream"]["fingerprint"] == local["fingerprint"]  # a run may move from one to the other
+
+
+@pytest.mark.full
+def test_a_run_that_is_killed_while_it_fetches_goes_on_exactly(gloo_pool, site, published, tmp_path) -> None:
+    """Every process gets SIGKILL at once, the fetching one too; the cache is a third of the data."""
+    paths = published([40] * 12)
+    limit = sum(map(os.path.getsize, paths)) // 3
+    launch(gloo_pool, base(paths, tmp_path, "local", 2, "--shuffle-block", 20, "-j", 2))
+    cache = site.folder / "cache"
+    words = ["--shuffle-block", 20, "-j", 2, "--cache-dir", cache, "--cache-size", limit, "--num-classes", 3, "--checkpoint-interval", 4]
+    argv = base([site.shards(12) + "?sig=secret"], tmp_path, "remote", 2, *words)
+    folder = tmp_path / "runs" / "remote"
+    command = Command(tmp_path, argv)
+    command.wait_for(lambda: last_step(folder) >= 50 or (folder / "checkpoints" / "last.pt").exists())
+    command.kill()
+    assert command.alive() == []
+    again = Command(tmp_path, [*argv, "--resume", "auto"])
+    try:
+        assert again.wait() == 0, again.err
+        again.wait_until_gone(15)
+        assert "going on from" in again.out and "secret" not in again.out + again.err
+    finally:
+        again.kill()
+    assert global_batches(folder) == global_batches(tmp_path / "runs" / "local")
+    assert sum(entry.stat().st_size for entry in os.scandir(cache / "shards")) <= limit
+    assert not [entry.name for entry in os.scandir(cache / "shards") if entry.name.endswith(".part") and entry.stat().st_size == 0]
