@@ -67,20 +67,21 @@ def run_one(python: str, name: str, args: argparse.Namespace, workers: int, resu
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: for every number of workers the loaders, fastest first."""
-    lines = ["| workers | loader | samples/s | x stock | first batch | memory |", "|---|---|---|---|---|---|"]
+    lines = ["| workers | loader | samples/s | x stock | samples per CPU s | x stock | first batch | memory |", "|---" * 8 + "|"]
     for workers in sorted({row["workers"] for row in rows}):
         here: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             if row["workers"] == workers:
                 here.setdefault(row["name"], []).append(row)
         rates = {name: median(row["rate"] for row in found) for name, found in here.items()}
+        cpu = {name: median(row["per_cpu"] for row in found) for name, found in here.items()}
         for name in sorted(rates, key=lambda name: -rates[name]):
             found = here[name]
             low, high = min(row["rate"] for row in found), max(row["rate"] for row in found)
-            ratio = f"{rates[name] / rates[STOCK]:.1f}" if STOCK in rates else ""
+            ratio, cpu_ratio = (f"{by[name] / by[STOCK]:.1f}" if STOCK in by else "" for by in (rates, cpu))
             first, memory = median(row["first"] for row in found), max(row["memory"] for row in found) / 1e6
             shown = f"{rates[name]:,.0f} ({low:,.0f}-{high:,.0f})"
-            lines.append(f"| {workers} | {name} | {shown} | {ratio} | {first:.2f} s | {memory:,.0f} MB |")
+            lines.append(f"| {workers} | {name} | {shown} | {ratio} | {cpu[name]:,.0f} | {cpu_ratio} | {first:.2f} s | {memory:,.0f} MB |")
     return "\n".join(lines)
 
 

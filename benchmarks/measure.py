@@ -1,6 +1,7 @@
 """One loader, measured in a process of its own: `loaders.py` starts it.
 
-in: the loader's name, what it reads, workers, seconds  ->  out: a line of JSON: samples/s, seconds to the first batch, memory
+in: the loader's name, what it reads, workers, seconds  ->  out: a line of JSON: samples/s, samples per CPU second, seconds to the first
+batch, memory
 Invariant: imports and the making of a loader's own format are not timed; the first batches, which a queue may hold ready, are not counted.
 """
 
@@ -54,13 +55,15 @@ def measure(name: str, kind: str, work: Path, workers: int, seconds: float) -> d
     while time.perf_counter() < end:
         next(batches)
     started = now = time.perf_counter()
+    cpu = cpu_seconds(os.getpid())
     count = 0
     while now < started + seconds:
         next(batches)
         count += 1
         now = time.perf_counter()
-    rate = count * SIZES[kind] / (now - started)
-    return {"name": name, "kind": kind, "workers": workers, "rate": rate, "first": to_first, "memory": max(memory, pss(os.getpid()))}
+    rate, per_cpu = (count * SIZES[kind] / seconds for seconds in (now - started, cpu_seconds(os.getpid()) - cpu))
+    memory = max(memory, pss(os.getpid()))
+    return {"name": name, "kind": kind, "workers": workers, "rate": rate, "per_cpu": per_cpu, "first": to_first, "memory": memory}
 
 
 def check(batch: Any, kind: str) -> None:
@@ -73,6 +76,30 @@ def check(batch: Any, kind: str) -> None:
 
 def pss(root: int) -> int:
     """Proportional set size of a process and all below it, in bytes: shared pages are counted once."""
+    total = 0
+    for process in tree(root):
+        try:
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def cpu_seconds(root: int) -> float:
+    """What a process and all below it have used, which says more than the clock where others use the machine too."""
+    ticks = 0
+    for process in tree(root):
+        try:
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return max(1, ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def tree(root: int) -> list[int]:
+    """The ids of a process and all below it."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -81,16 +108,10 @@ def pss(root: int) -> int:
             except OSError:
                 continue  # gone meanwhile
             children.setdefault(parent, []).append(int(entry.name))
-    total, waiting = 0, [root]
-    while waiting:
-        process = waiting.pop()
-        waiting += children.get(process, [])
-        try:
-            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
+    found = [root]
+    for process in found:
+        found += children.get(process, [])
+    return found
 
 
 if __name__ == "__main__":

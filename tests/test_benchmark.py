@@ -64,14 +64,14 @@ def test_one_loader_is_measured(measure, tmp_path, monkeypatch):
     assert len(inputs.small_shards(tmp_path)) == 2
     for name in ("webdataset", "shardline"):
         found = measure.measure(name, "small", tmp_path, 0, 0.05)
-        assert found["rate"] > 0 and found["first"] > 0 and found["memory"] > 10_000_000
+        assert found["rate"] > 0 and found["per_cpu"] > 0 and found["first"] > 0 and found["memory"] > 10_000_000
     import loaders
 
-    rows = [{"name": name, "kind": "small", "workers": 0, "rate": rate, "first": 0.5, "memory": 2e6} for name, rate in
+    rows = [{"name": name, "kind": "small", "workers": 0, "rate": rate, "per_cpu": 2 * rate, "first": 0.5, "memory": 2e6} for name, rate in
             (("webdataset", 10.0), ("shardline", 300.0), ("shardline", 100.0), ("shardline", 200.0))]  # fmt: skip
     assert loaders.table(rows).splitlines()[2:] == [
-        "| 0 | shardline | 200 (100-300) | 20.0 | 0.50 s | 2 MB |",
-        "| 0 | webdataset | 10 (10-10) | 1.0 | 0.50 s | 2 MB |",
+        "| 0 | shardline | 200 (100-300) | 20.0 | 400 | 20.0 | 0.50 s | 2 MB |",
+        "| 0 | webdataset | 10 (10-10) | 1.0 | 20 | 1.0 | 0.50 s | 2 MB |",
     ]
 
 

@@ -139,3 +139,29 @@ def test_no_tokens_is_said_at_the_start(tmp_path):
 def test_a_keyword_that_a_task_does_not_take(small):
     with pytest.raises(ValueError, match="task 'bytes' takes no hflip; it takes training, labels, field"):
         build_loader(small[0], batch_size=1, task="bytes", transform={"hflip": 0.5})
+
+
+def test_a_shard_that_shrank_or_changed_under_its_index_stops_the_run(small):
+    from data import StaleIndexError
+
+    shards, _ = small
+    loader = build_loader(shards, batch_size=43, task="bytes", training=False)
+    with open(shards[0].tar_path, "r+b") as file:
+        file.truncate(20_000)
+    with pytest.raises(StaleIndexError, match=r"0.tar: its index does not fit it: the file ends at byte 20000, before sample \d+ does"):
+        list(loader)
+    with open(shards[0].tar_path, "r+b") as file:
+        file.truncate(100_000)  # zeros where samples were
+    with pytest.raises(StaleIndexError, match=r"0.tar: its index does not fit it: sample at byte \d+: "):
+        list(loader)
+
+
+def test_few_files_are_open_however_many_shards(tmp_path):
+    import os
+
+    shards = shard_maker.write_shards(tmp_path / "many", *[[{"bin": b"x", "cls": b"0"}] for _ in range(150)])
+    before = len(os.listdir("/proc/self/fd"))
+    loader = iter(build_loader(shards, batch_size=50, task="bytes", epochs=2))
+    for _ in range(5):
+        assert next(loader)["valid"].all()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2 * 64 + 2
