@@ -46,9 +46,11 @@ def again_and_again(make: Callable[[], Batches]) -> Iterator[Any]:
 
 
 def shardline(shards: list[str], work: Path, workers: int) -> Batches:
+    """With the C part: fails where that can't be used."""
     from data import build_loader
 
-    return build_loader(shards, batch_size=PICTURES, img_size=SIDE, num_workers=workers, epochs=1000, num_classes=1000)
+    native = {"decoder": "native"}
+    return build_loader(shards, batch_size=PICTURES, img_size=SIDE, num_workers=workers, epochs=1000, num_classes=1000, transform=native)
 
 
 def shardline_python(shards: list[str], work: Path, workers: int) -> Batches:
