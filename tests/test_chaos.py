@@ -1,6 +1,6 @@
 """scripts/chaos.py: a run that is killed again and again ends as one that nobody touched.
 
-The short form runs always. `make soak` kills 20 times on one seed, and on more where CHAOS_SEEDS says so: CHAOS_SEEDS=0,1,2.
+The short form runs always. `make test-full` kills 20 times on one seed, and on more where CHAOS_SEEDS says so; `make soak` on three.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def test_three_kills(tmp_path: Path) -> None:
     assert any(phase.startswith("at step") for phase in found) and "while it writes a checkpoint" in found
 
 
-@pytest.mark.soak
+@pytest.mark.full
 @pytest.mark.parametrize("seed", SEEDS)
 def test_twenty_kills_change_no_bit(tmp_path: Path, seed: int) -> None:
     check_twenty(torment(tmp_path, "--kills", 20, "--seed", seed))
 
 
-@pytest.mark.soak
+@pytest.mark.full
 @pytest.mark.parametrize("seed", SEEDS)
 def test_twenty_kills_with_other_processes_workers_and_batches_at_each_start(tmp_path: Path, seed: int) -> None:
     lives = torment(tmp_path, "--kills", 20, "--seed", seed, "--elastic")

@@ -183,7 +183,6 @@ def test_elastic_goes_on_with_the_survivor_and_takes_the_other_back(hosts, pictu
     check_exact(folder, 6, 100)
 
 
-@pytest.mark.soak
 def test_torchrun_restarts_after_a_killed_rank(picture_shards, tmp_path):
     picture_shards([40, 33, 27])
     pace, folder = Pace(tmp_path), tmp_path / "runs" / "run"
