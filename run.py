@@ -17,16 +17,25 @@ import torch
 import torch.multiprocessing as mp
 
 from data import build_loader
-from engine import checkpoint, distributed, flags, launcher, runs
-from engine.evaluate import evaluate, predict
+from engine import checkpoint, distributed, flags, launcher, runs, weights
+from engine.dry_run import dry_run
+from engine.ema import Ema
+from engine.evaluate import evaluate
+from engine.flag_types import split_interval
+from engine.forward import Forward
 from engine.handshake import check_same
+from engine.losses import LOSSES
+from engine.mixing import Mixing
 from engine.optim import create_optimizer, lr_at
-from engine.predictions import Predictions
+from engine.precise_bn import refresh_batch_norm
+from engine.predictions import TEST_FILE, VAL_FILE
 from engine.prepare import AlreadyFinished, prepare
 from engine.progress import Progress
 from engine.report import Report
+from engine.saver import Saver
 from engine.settings import has_clips
-from engine.train import Trainer, load_optimizer
+from engine.step import Step
+from engine.train import Trainer
 from engine.views import answer_views
 from models import create_model
 
@@ -37,7 +46,7 @@ def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.num_threads)  # set, not inherited: sums in another number of parts round differently
     ranks = distributed.start(
         args.local_rank, nproc=args.nproc_per_node, nnodes=args.nnodes, node_rank=args.node_rank, dist_url=args.dist_url,
-        store_port=args.store_port, backend=args.dist_backend, device=args.device, seconds=args.dist_timeout,
+        store_port=args.store_port, backend=args.dist_backend, device=args.device, seconds=args.dist_timeout, tf32=args.tf32,
     )  # fmt: skip
     check_same(ranks, args.agreed, {"shards": args.shards, "validation shards": args.val_shards, "test shards": args.test_shards})
     first = ranks.rank == 0
@@ -47,6 +56,7 @@ def main(args: argparse.Namespace) -> None:
     report = Report(
         folder, rank=ranks.rank, total=args.total, epochs=args.epochs, audit=args.audit,
         start=args.facts["samples_seen"], resume_step=progress.step if saved else None,
+        world_size=ranks.world_size, class_names=args.kept["class_names"],
     )  # fmt: skip
     report.start(args.messages, **args.facts)
 
@@ -54,29 +64,38 @@ def main(args: argparse.Namespace) -> None:
     loading = {"batch_size": args.batch_size, "task": args.task, "img_size": args.img_size, "rank": ranks.rank,
                "world_size": ranks.world_size, "num_workers": args.workers, "pin_memory": args.device == "cuda",
                "local_ranks": range(first_here, first_here + args.nproc_per_node), "transform": args.transform}  # fmt: skip
-    val_loader = build_loader(args.val_shards, labels=args.val_labels, training=False, **loading) if args.val_shards else None
+    stream = {"labels": args.labels, "training": True, "seed": args.seed, "shuffle": not args.no_shuffle,
+              "shuffle_block": args.shuffle_block, "lanes": args.lanes, "reader": args.reader, **loading}  # fmt: skip
+    val_loader: Any = build_loader(args.val_shards, labels=args.val_labels, training=False, **loading) if args.val_shards else None
     testing = {"labels": args.test_labels, "training": False, **loading, **args.testing}
-    test_loader = build_loader(args.test_shards, **testing) if args.test_shards else None
+    test_loader: Any = build_loader(args.test_shards, **testing) if args.test_shards else None
+
     torch.manual_seed(args.seed)  # every rank starts from the same weights
-    model = create_model(args.model, args.num_classes, args.img_size, **args.model_options).to(ranks.device)
+    model = create_model(args.model, args.num_classes, args.img_size, **args.model_options)
+    start = ranks.broadcast(weights.read_start(args.model, args.pretrained, args.init_from) if first and not saved else None)
     if saved:
         model.load_state_dict(saved["model"])
+    elif start:
+        weights.load_start(model, **start)
+    model = weights.place(model, ranks.device, frozen=args.freeze or (), channels_last=args.channels_last, sync_bn=args.sync_bn)
+    ema = Ema(model, args.ema, saved and saved.get("ema")) if args.ema else None
+    forward = Forward(ranks.device, amp=args.amp, channels_last=args.channels_last)
+
+    judged = ema.model if ema else model
+    judge = partial(evaluate, judged, ranks=ranks, forward=forward, loss=LOSSES[args.loss])
 
     def run_evaluation() -> dict[str, Any]:
-        assert val_loader is not None
-        return evaluate(model, val_loader, ranks, on_batch=lambda batch: report.batch(progress.step, batch, split="val"))
+        if args.precise_bn and not args.evaluate:
+            refresh_batch_norm(judged, build_loader(args.shards, **stream), args.precise_bn, ranks, forward)
+        file = folder / VAL_FILE if args.save_predictions else None
+        return judge(loader=val_loader, on_batch=lambda batch: report.batch(progress.step, batch, split="val"), write_to=file)
 
     def run_test() -> None:
-        assert test_loader is not None
-        predictions, answer = Predictions(), partial(predict, model=model, device=ranks.device)
+        answer = partial(forward.answer, judged)
         if has_clips(args):
             answer = partial(answer_views, answer, how=args.ensemble, at_once=args.batch_size // ranks.world_size)
-        result = evaluate(
-            model, test_loader, ranks, answer=answer, on_answer=predictions.add,
-            on_batch=lambda batch: report.batch(progress.step, batch, split="test"),
-        )  # fmt: skip
-        predictions.write(folder, ranks)
-        report.test(step=progress.step, **result)
+        told = {"on_batch": lambda batch: report.batch(progress.step, batch, split="test"), "write_to": folder / TEST_FILE}
+        report.test(step=progress.step, **judge(loader=test_loader, answer=answer, **told))
 
     if args.evaluate:
         if val_loader is not None:
@@ -86,20 +105,26 @@ def main(args: argparse.Namespace) -> None:
         report.end("evaluated", steps=progress.step, samples_seen=args.facts["samples_seen"], best=progress.best)
         return distributed.shut_down()
 
-    loader = build_loader(
-        args.shards, labels=args.labels, training=True, epochs=args.epochs, seed=args.seed, shuffle=not args.no_shuffle,
-        shuffle_block=args.shuffle_block, lanes=args.lanes, reader=args.reader, **loading,
+    loader = build_loader(args.shards, epochs=args.epochs, **stream)
+    optimizer = create_optimizer(
+        model, args.opt, args.lr, args.momentum, args.weight_decay, layer_decay=args.layer_decay,
+        backbone_scale=1.0 if args.backbone_lr is None else args.backbone_lr / args.lr,
     )  # fmt: skip
-    optimizer = create_optimizer(model, args.opt, args.lr, args.momentum, args.weight_decay)
+    step = Step(
+        model=distributed.wrap(model, ranks, args.find_unused_parameters, args.compile), optimizer=optimizer, ema=ema, forward=forward,
+        schedule=partial(lr_at, total=args.total, warmup=args.warmup_epochs * loader.num_samples, base_lr=args.lr, **args.curve),
+        loss=LOSSES[args.loss], smoothing=args.smoothing, mixing=Mixing(args.mixup, args.cutmix, args.num_classes),
+        grad_accum=args.grad_accum, clip_grad=args.clip_grad, seed=args.seed, rank=ranks.rank, world_size=ranks.world_size,
+    )  # fmt: skip
     if saved:
-        load_optimizer(optimizer, saved["optimizer"])
+        step.load(saved["optimizer"], saved.get("scaler"))
         loader.load_state_dict(saved["stream"], step=progress.step)
-    warmup = args.warmup_epochs * loader.num_samples
     finished = Trainer(
-        model=distributed.wrap(model, ranks), loader=loader, optimizer=optimizer, ranks=ranks, report=report, progress=progress, stop=stop,
-        schedule=partial(lr_at, total=args.total, warmup=warmup, base_lr=args.lr, warmup_lr=args.warmup_lr, sched=args.sched),
-        evaluate=run_evaluation if val_loader is not None else None, facts=args.kept, max_bad=args.max_bad,
-        log_interval=args.log_interval, checkpoint_interval=args.checkpoint_interval,
+        model=model, step=step, loader=loader, ranks=ranks, report=report, progress=progress, stop=stop,
+        saver=Saver(folder / "checkpoints", keep=args.checkpoint_hist, go_on=args.if_disk_full == "go-on", tell=report.console.line)
+        if first else None,
+        evaluate=run_evaluation if val_loader is not None else None, val_interval=args.val_interval, facts=args.kept, max_bad=args.max_bad,
+        log_interval=args.log_interval, checkpoint_every=split_interval(args.checkpoint_interval),
     ).run()  # fmt: skip
     if finished and test_loader is not None:
         run_test()
@@ -128,6 +153,9 @@ def cli(argv: list[str] | None = None) -> int:
     parsed_args = flags.parse_args(argv)
     try:
         prepare(parsed_args)
+        if parsed_args.dry_run:
+            dry_run(parsed_args)
+            return 0
     except AlreadyFinished as finished:
         print(finished)
         return 0

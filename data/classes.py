@@ -25,15 +25,16 @@ def resolve_labels(
     classes: Sequence[str] | None = None,
     num_classes: int | None = None,
     num_workers: int | None = None,
+    several: bool = False,
 ) -> LabelMap:
-    """The label map of these shards.
+    """The label map of these shards, whose samples have one label each, or `several`.
 
     `classes`: names in their order (training's, for a validation set). Without them those of dataset.json; without that
     every label is looked at: words become sorted names, integers say only how many classes there are. Raises ShardError
     for a field that no sample has, for a name of these shards that is not in `classes`, for more names than `num_classes`.
     """
     check_source(source)
-    labels = peek_labels(shards, source)
+    labels = peek_labels(shards, source, several)
     names = None if classes is None else _checked_names(classes, "the given classes")
     own = _own_names(shards)
     remap = None
@@ -42,9 +43,9 @@ def resolve_labels(
     elif own is not None:
         remap = _remap(own, names, shards[0])
     elif not _are_integers(labels):
-        _refuse_unknown(count_labels(shards, source, num_workers), names)
+        _refuse_unknown(count_labels(shards, source, num_workers, several), names)
     if names is None and (num_classes is None or not _are_integers(labels)):
-        names, found = _classes_found(count_labels(shards, source, num_workers), source)
+        names, found = _classes_found(count_labels(shards, source, num_workers, several), source)
         num_classes = found if num_classes is None else num_classes
     if names is not None and num_classes is not None and num_classes < len(names):
         raise ShardError(

@@ -35,15 +35,28 @@ class LabelMap:
 
     def parse(self, fields: Mapping[str, Any]) -> int:
         """The class index of a sample, in [0, num_classes). Raises DataError that names the field."""
-        data = fields.get(self.field)
-        if data is None:
-            raise DataError(f"no label: the sample's fields are {list_fields(fields)}", field=self.field)
+        data = self._data(fields)
         try:
-            return self._index(read_label(self.source, data))
+            return self.index(read_label(self.source, data))
         except DataError as error:
             raise DataError(error.reason, field=self.field) from None
 
-    def _index(self, label: int | str) -> int:
+    def parse_several(self, fields: Mapping[str, Any]) -> list[int]:
+        """The class indexes of a sample with any number of labels, sorted, each once. Raises DataError that names the field."""
+        data = self._data(fields)
+        try:
+            return sorted({self.index(label) for label in read_labels(self.source, data)})
+        except DataError as error:
+            raise DataError(error.reason, field=self.field) from None
+
+    def _data(self, fields: Mapping[str, Any]) -> Buffer:
+        data: Buffer | None = fields.get(self.field)
+        if data is None:
+            raise DataError(f"no label: the sample's fields are {list_fields(fields)}", field=self.field)
+        return data
+
+    def index(self, label: int | str) -> int:
+        """The class of a label as it is stored. Raises DataError."""
         if isinstance(label, str):
             if self.names is not None:
                 position = self._positions.get(label)
@@ -73,7 +86,7 @@ def read_label(source: str, data: Buffer) -> int | str:
     """The label as it is stored: an integer (index) or a word (name). Text in `txt` and strings in JSON are words, "3" too."""
     name, _, path = source.partition(":")
     if name == "json":
-        return _label_in_json(decode_json(data), path)
+        return _as_label(_find_in_json(decode_json(data), path), path)
     text = decode_text(data).strip()
     if not text:
         raise DataError("the label is empty")
@@ -81,12 +94,31 @@ def read_label(source: str, data: Buffer) -> int | str:
     return text if number is None else number
 
 
-def _label_in_json(value: Any, path: str) -> int | str:
+def read_labels(source: str, data: Buffer) -> list[int | str]:
+    """The labels of a sample that may have several, or none: a list in JSON (or one label), or text with commas or spaces between them.
+
+    With a comma in the text, only commas part labels: names may then hold spaces.
+    """
+    name, _, path = source.partition(":")
+    if name == "json":
+        value = _find_in_json(decode_json(data), path)
+        return [_as_label(item, path) for item in (value if isinstance(value, list) else [value])]
+    text = decode_text(data)
+    words = [word.strip() for word in (text.split(",") if "," in text else text.split())]
+    numbers = [parse_integer(word) if name == "cls" else None for word in words]
+    return [word if number is None else number for word, number in zip(words, numbers, strict=True) if word]
+
+
+def _find_in_json(value: Any, path: str) -> Any:
     for key in path.split("."):
         if not isinstance(value, dict) or key not in value:
             found = f"keys {list_fields(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"
             raise DataError(f"no {path!r} in the JSON: looked for {key!r} and found {found}")
         value = value[key]
+    return value
+
+
+def _as_label(value: Any, path: str) -> int | str:
     if isinstance(value, str) and value.strip():
         return value.strip()
     if isinstance(value, int) and not isinstance(value, bool):

@@ -26,7 +26,7 @@ from .records import find_tokens
 from .shards import Shard, describe_empty, resolve_shards
 from .stages import AssembleBatch, Batch, BatchPlan, ReadColumns, ReadSamples, RunStages
 from .store import ShardFiles
-from .tasks import create_task, default_img_size, read_classes, resolve_labels, settings_of
+from .tasks import create_task, default_img_size, has_several_labels, read_classes, resolve_labels, settings_of
 from .urls import relative_names
 from .workers import end_workers, init_worker, received
 
@@ -274,7 +274,7 @@ def _make_task(
     if "labels" in takes:
         if labels is None and label is not None:
             names = read_classes(classes) if isinstance(classes, str) else classes
-            labels = resolve_labels(shards, label, classes=names, num_classes=num_classes)
+            labels = resolve_labels(shards, label, classes=names, num_classes=num_classes, several=has_several_labels(name))
         settings["labels"] = labels
     if "img_size" in takes:
         settings["img_size"] = default_img_size(shards, name) if img_size is None else img_size

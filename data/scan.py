@@ -16,7 +16,7 @@ from functools import partial
 from .decoders import IMAGE_FIELDS
 from .errors import DataError, ShardError
 from .fetching import read_pieces
-from .labels import list_fields, read_label
+from .labels import list_fields, read_label, read_labels
 from .shards import Shard, create_pool, describe_empty
 from .tar import Buffer, TarDamage, split_name, walk_raw
 
@@ -95,7 +95,7 @@ class _Seen:
         return ShardError(f"no {missing} in {self.shard.path}: the fields of its first samples are {list_fields(self.fields)}; {advice}")
 
 
-def peek_labels(shards: Sequence[Shard], source: str) -> Counter[int | str]:
+def peek_labels(shards: Sequence[Shard], source: str, several: bool = False) -> Counter[int | str]:
     """The labels of the first samples of the first shard that has any. Raises ShardError, naming what there is, if none
     has."""
     wanted = source.partition(":")[0]
@@ -106,7 +106,7 @@ def peek_labels(shards: Sequence[Shard], source: str) -> Counter[int | str]:
         for name, data in seen.first_fields([shard]):
             if name == wanted:
                 try:
-                    labels[read_label(source, data)] += 1
+                    labels.update(_labels_in(source, data, several))
                 except DataError as error:
                     reason = reason or error.reason
         if labels:
@@ -115,14 +115,16 @@ def peek_labels(shards: Sequence[Shard], source: str) -> Counter[int | str]:
     raise seen.error(f"label that can be read as {source!r} ({reason})" if reason else f"label field {wanted!r}", advice)
 
 
-def count_labels(shards: Sequence[Shard], source: str, num_workers: int | None = None) -> Counter[int | str]:
-    """How often every label occurs over all samples; those that can't be read are left out. Raises ShardError where more
-    than MAX_CLASSES differ."""
+def count_labels(
+    shards: Sequence[Shard], source: str, num_workers: int | None = None, several: bool = False
+) -> Counter[int | str]:
+    """How often every label occurs over all samples (each of which may have `several`); those that can't be read are left out. Raises
+    ShardError where more than MAX_CLASSES differ."""
     if size := sum(shard.num_bytes for shard in shards if shard.remote is not None):
         say = f"all shards ({size / 1e6:,.1f} MB of them remote) are read through for their labels: nothing says which classes there are; "
         print(say + "--num-classes or --classes would, or a dataset.json beside the shards", file=sys.stderr, flush=True)
     num_workers = min(len(shards), num_workers or os.cpu_count() or 1)
-    count = partial(_count_in_shard, source)
+    count = partial(_count_in_shard, source, several)
     if num_workers < 2 or sum(shard.num_samples for shard in shards) < _PARALLEL_FROM:
         return _add_counts(map(count, shards), source)
     pool = create_pool(num_workers)
@@ -144,13 +146,18 @@ def _add_counts(parts: Iterator[Counter[int | str]], source: str) -> Counter[int
     return total
 
 
-def _count_in_shard(source: str, shard: Shard) -> Counter[int | str]:
+def _labels_in(source: str, data: bytes | memoryview, several: bool) -> list[int | str]:
+    return read_labels(source, data) if several else [read_label(source, data)]
+
+
+def _count_in_shard(source: str, several: bool, shard: Shard) -> Counter[int | str]:
     wanted = source.partition(":")[0]
     raw = Counter(bytes(data) for _, _, data in walk_fields(shard, wanted))
     labels: Counter[int | str] = Counter()
     for data, count in raw.items():
         try:
-            labels[read_label(source, data)] += count
+            for label in _labels_in(source, data, several):
+                labels[label] += count
         except DataError:
             continue  # these samples are reported when they are read
     return labels

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from .augment import augment, check_augmentation
 from .classes import read_classes, resolve_labels
 from .decoders import IMAGE_FIELDS, open_picture
 from .errors import DataError
@@ -42,6 +43,10 @@ class ImageClassification:
     hflip: float = 0.5
     augment: bool = True
     decoder: str = "auto"  # who decodes JPEGs; a made task holds what was chosen
+    auto_augment: str | None = None
+    color_jitter: float = 0.0
+    reprob: float = 0.0
+    several_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.img_size < 1:
@@ -51,6 +56,7 @@ class ImageClassification:
         if not 0 <= self.hflip <= 1:
             raise ValueError(f"hflip {self.hflip} must be a probability in 0..1")
         object.__setattr__(self, "decoder", choose_decoder(self.decoder))
+        check_augmentation(self.auto_augment, self.color_jitter, self.reprob)
 
     def new_batch(self, num_slots: int) -> dict[str, torch.Tensor]:
         """The memory of a batch, all zeros."""
@@ -61,18 +67,42 @@ class ImageClassification:
 
     def write(self, batch: dict[str, torch.Tensor], slot: int, fields: Mapping[str, Any], rng: np.random.Generator | None) -> None:
         """Fills a slot; `rng` is needed only where `training`. Raises DataError, and then the slot holds anything."""
-        label = self.labels.parse(fields)
+        label = self.read_label(fields)
         name = find_picture(fields)
         image = batch["image"][slot]
         try:
             if self.training and self.augment:
                 assert rng is not None
                 train_transform(fields[name], rng, self.img_size, self.scale, self.hflip, out=image, decoder=self.decoder)
+                augment(image, rng, policy=self.auto_augment, jitter=self.color_jitter, reprob=self.reprob)
             else:
                 eval_transform(fields[name], self.img_size, out=image, decoder=self.decoder)
         except DataError as error:
             raise DataError(error.reason, field=name) from None
         batch["label"][slot] = label
+
+
+    def read_label(self, fields: Mapping[str, Any]) -> Any:
+        """What the slot of "label" becomes. Raises DataError."""
+        return self.labels.parse(fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiLabelClassification(ImageClassification):
+    """A picture and any number of classes: "image" as above, "label" uint8 (n, classes), 1 for each class that the picture has."""
+
+    several_labels: ClassVar[bool] = True
+
+    def new_batch(self, num_slots: int) -> dict[str, torch.Tensor]:
+        """The memory of a batch, all zeros."""
+        batch = ImageClassification.new_batch(self, num_slots)
+        return {**batch, "label": torch.zeros((num_slots, self.labels.num_classes), dtype=torch.uint8)}
+
+    def read_label(self, fields: Mapping[str, Any]) -> torch.Tensor:
+        """1 at the classes of a sample. Raises DataError."""
+        row = torch.zeros(self.labels.num_classes, dtype=torch.uint8)
+        row[self.labels.parse_several(fields)] = 1
+        return row
 
 
 def find_picture(fields: Mapping[str, Any]) -> str:
@@ -82,6 +112,7 @@ def find_picture(fields: Mapping[str, Any]) -> str:
 
 TASKS: dict[str, type] = {
     "image-classification": ImageClassification,
+    "multi-label-classification": MultiLabelClassification,
     "video-classification": VideoClassification,
     "bytes": Bytes,
     "tokens": Tokens,
@@ -110,3 +141,8 @@ def default_img_size(shards: Sequence[Shard], task: str = "image-classification"
     if TASKS[task] is VideoClassification:
         return median_side(shards, VIDEO_FIELDS, short_side, 16, "video")
     return median_side(shards, IMAGE_FIELDS, lambda data: min(open_picture(data).size), 256, "picture")
+
+
+def has_several_labels(name: str) -> bool:
+    """Whether a sample of this task has any number of labels."""
+    return name in TASKS and bool(getattr(TASKS[name], "several_labels", False))

@@ -1,6 +1,6 @@
 """Checkpoints that survive what happens to files.
 
-in: a dict of tensors and plain values  ->  out: last.pt, previous.pt, best.pt; and back
+in: a dict of tensors and plain values  ->  out: last.pt, previous.pt, best.pt, step-N.pt; and back
 Invariant: at every moment one whole checkpoint lies on the disk under its name. All load with weights_only=True.
 """
 
@@ -19,6 +19,7 @@ from torch import nn
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 VERSION = 1
 KEYS = frozenset({"version", "model", "optimizer", "stream", "progress", "epoch", "world_size", "num_threads", "class_names", "flags"})
+ADDED = frozenset({"ema", "scaler"})  # keys that checkpoints of older versions of this program lack
 
 INNER = (  # what a resume, an evaluation or predict.py reads of these
     "stream.version", "stream.seed", "stream.samples_seen", "stream.shuffle", "stream.shuffle_block", "stream.lanes",
@@ -41,9 +42,12 @@ class _File(io.BufferedWriter):
             raise
 
 
-def save(folder: Path, checkpoint: dict[str, Any], best: bool = False) -> None:
-    """Write last.pt (what it was becomes previous.pt); with `best` also best.pt. Raises OSError, and then nothing has changed."""
-    assert checkpoint.keys() == KEYS, sorted(checkpoint.keys() ^ KEYS)
+def save(folder: Path, checkpoint: dict[str, Any], best: bool = False, keep: int = 0) -> None:
+    """Write last.pt (what it was becomes previous.pt); with `best` also best.pt. Raises OSError, and then nothing has changed.
+
+    The newest `keep` are also there as step-N.pt, N being their step.
+    """
+    assert checkpoint.keys() - ADDED == KEYS, sorted((checkpoint.keys() - ADDED) ^ KEYS)
     part = folder / f"{LAST}.{os.getpid()}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +57,10 @@ def save(folder: Path, checkpoint: dict[str, Any], best: bool = False) -> None:
         os.replace(part, folder / LAST)
         if best:
             _replace_by_link(folder / LAST, folder / BEST)
+        if keep:
+            _replace_by_link(folder / LAST, folder / f"step-{checkpoint['progress']['step']:08d}.pt")
+            for old in sorted(folder.glob("step-*.pt"))[:-keep]:
+                old.unlink()
         _sync_folder(folder)
     except OSError as error:
         sweep(folder)

@@ -92,16 +92,21 @@ class Console:
         samples_seen: int,
         loss: float | None,
         top1: float | None,
+        lr: float,
+        grad_norm: float,
         samples_per_second: float,
         data_wait: float,
+        world_size: int = 1,
     ) -> None:
-        """Show a log interval: `epoch` counted from 0, top1 and data_wait are shares."""
+        """Show a log interval: `epoch` counted from 0, top1 and data_wait are shares; the speed is that of all processes."""
         if not self.enabled:
             return
         left = max(0, self.total - samples_seen)
         eta = format_seconds(left / samples_per_second) if samples_per_second > 0 else "-"
         where = f"epoch {min(epoch + 1, self.epochs)}/{self.epochs}"
-        numbers = f"loss {format_loss(loss)}, top-1 {format_share(top1)}, {format_rate(samples_per_second)} samples/s"
+        each = f" ({format_rate(samples_per_second / world_size)} a process)" if world_size > 1 else ""
+        numbers = f"loss {format_loss(loss)}, top-1 {format_share(top1)}, lr {lr:.3g}, gradient norm {grad_norm:.3g}"
+        numbers += f", {format_rate(samples_per_second)} samples/s{each}"
         waiting = f"waiting for data {100 * data_wait:.1f}%"
         text = f"{where}, step {step}: {numbers}, {waiting}, ETA {eta}"
         if self._bar is None:
@@ -145,16 +150,27 @@ class Console:
         top1: float | None,
         top5: float | None,
         correct: int,
+        mean_class_top1: float | None = None,
+        **more: float | None,
     ) -> None:
-        """Show an evaluation."""
+        """Show an evaluation; `more` may have "map"."""
+        mean = f"mAP {format_share(more['map'])}, " if "map" in more else ""
         bad = f", {bad_samples:,} bad" if bad_samples else ""
         self.line(
             f"epoch {epoch + 1}/{self.epochs} evaluation: top-1 {format_share(top1)} ({correct:,} of {num_samples:,}{bad}),"
-            f" top-5 {format_share(top5)}, loss {format_loss(loss)}"
+            f" top-5 {format_share(top5)}, {mean}loss {format_loss(loss)}"
         )
 
     def test(
-        self, *, num_samples: int, bad_samples: int, loss: float | None, top1: float | None, top5: float | None, correct: int
+        self,
+        *,
+        num_samples: int,
+        bad_samples: int,
+        loss: float | None,
+        top1: float | None,
+        top5: float | None,
+        correct: int,
+        **more: float | None,
     ) -> None:
         """Show the test."""
         bad = f", {bad_samples:,} bad" if bad_samples else ""

@@ -53,6 +53,12 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.control)
         return values
 
+    def collect(self, value: Any) -> list[Any] | None:
+        """Every rank's value in the order of ranks, on rank 0; None on the others."""
+        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self.control)
+        return values
+
 
 def under_torchrun() -> bool:
     """Whether some launcher has started this process as one of many."""
@@ -142,6 +148,7 @@ def start(
     backend: str = "gloo",
     device: str = "cpu",
     seconds: float = 300.0,
+    tf32: bool = False,
 ) -> Ranks:
     """Join the process group. rank = node_rank * nproc + local_rank, unless torchrun says it.
 
@@ -151,6 +158,7 @@ def start(
     if under_torchrun():
         rank, world_size, local_rank = torchrun_place()
         dist_url, store_port = "env://", None
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32  # about float32's range, 10 bits of its 23
     if device == "cuda":
         torch.cuda.set_device(local_rank)
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
@@ -189,10 +197,19 @@ def _reach_store(dist_url: str | None, store_port: int | None, rank: int, timeou
         ) from None
 
 
-def wrap(model: nn.Module, ranks: Ranks) -> DistributedDataParallel:
-    """The model whose backward takes the mean of the gradients over all ranks."""
+def wrap(model: nn.Module, ranks: Ranks, find_unused_parameters: bool = False, backend: str | None = None) -> DistributedDataParallel:
+    """The model whose backward takes the mean of the gradients over all ranks, compiled where a backend of torch.compile is given.
+
+    The shapes of batches never change, so shapes are compiled in. What is compiled is the wrapper: torch then cuts the graph where the
+    gradients' buckets end, and they travel while the rest is computed.
+    """
     device_ids = [ranks.device.index] if ranks.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+    wrapped = DistributedDataParallel(
+        model, device_ids=device_ids, gradient_as_bucket_view=True, find_unused_parameters=find_unused_parameters
+    )
+    if backend is not None:
+        wrapped.compile(dynamic=False, backend=backend)
+    return wrapped
 
 
 def shut_down() -> None:

@@ -9,55 +9,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from data.plan import SHUFFLE_BLOCK
 from data.urls import redact_pattern
 
-
-def integer(low: int) -> Callable[[str], int]:
-    """A type of whole numbers from `low` up."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return value
-
-    return parse
-
-
-def number(low: float, high: float = math.inf) -> Callable[[str], float]:
-    """A type of numbers in low..high."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or math.isinf(value):
-            bounds = f"from {low:g} up" if math.isinf(high) else f"in {low:g}..{high:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number {bounds}")
-        return value
-
-    return parse
-
-
-def byte_size(text: str) -> int:
-    """A number of bytes, like 200GB or 1.5T; thousands, as disks are sold."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip().upper())
-    value = int(float(match[1]) * 1000 ** " KMGT".index(match[2] or " ")) if match else 0
-    if not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes, like 200GB")
-    return value
-
+from .flag_types import byte_size, integer, interval, number
 
 # group -> rows of (names, default, keywords of add_argument, help). A default of None is worked out from the data or the
 # machine; the help then says how.
@@ -75,6 +33,11 @@ FLAGS: dict[str, list[Row]] = {
         ("--hflip", 0.5, {"type": number(0.0, 1.0), "metavar": "P"}, "how often a training picture is mirrored"),
         ("--no-aug", False, {"action": "store_true"}, "train on the evaluation's transform"),
         ("--decoder", "auto", {"choices": ["auto", "native", "python"]}, "who decodes JPEGs: auto takes native (built by make where it can be) and goes on without it"),
+        ("--auto-augment", None, {"choices": ["randaugment", "trivialaugment"]}, "change training pictures by a policy (default: none)"),
+        ("--color-jitter", 0.0, {"type": number(0.0, 1.0), "metavar": "X"}, "change brightness, contrast and saturation of training pictures by up to this share"),
+        ("--reprob", 0.0, {"type": number(0.0, 1.0), "metavar": "P"}, "how often a box of a training picture is erased"),
+        ("--mixup", 0.0, {"type": number(0.0), "metavar": "ALPHA"}, "blend pairs of pictures, by shares from Beta(ALPHA, ALPHA); 0: don't"),
+        ("--cutmix", 0.0, {"type": number(0.0), "metavar": "ALPHA"}, "paste parts of pictures into others; with --mixup too, a step does one of them; 0: don't"),
         ("-j --workers", None, {"type": integer(0), "metavar": "N"}, "loader workers per process (default: cores / processes, at most 8)"),
         ("--cache-dir", None, {"metavar": "FOLDER"}, "where remote shards are kept; none: read single samples over the network (default: in the user's cache folder)"),
         ("--cache-size", None, {"type": byte_size, "metavar": "SIZE"}, "the most that --cache-dir may hold, like 200GB (default: what it holds and 9/10 of the free disk)"),
@@ -105,23 +68,50 @@ FLAGS: dict[str, list[Row]] = {
         ("--lanes", 1, {"type": integer(1), "metavar": "N"}, "cut the shards into N lanes; a multiple of the machines keeps each to its own shards"),
     ],
     "model and optimizer": [
-        ("--model", "resnet18", {"metavar": "NAME"}, "a torchvision classification model (of pictures or of clips), resnet20, tiny, slowfast_8x8_r50 and its kind"),
+        ("--model", "resnet18", {"metavar": "NAME"}, "a torchvision classification model (of pictures or of clips), resnet9, resnet20, tiny, slowfast_8x8_r50 and its kind, or timm:NAME where timm is installed"),
         ("--model-kwargs", None, {"nargs": "+", "metavar": "NAME=VALUE"}, "keywords of the model's constructor, such as width_per_group=8 dropout=0.5 (default: none)"),
-        ("--opt", "sgd", {"metavar": "NAME"}, "sgd (Nesterov) or adamw"),
-        ("--lr", None, {"type": number(0.0), "metavar": "X"}, "peak learning rate (default: 0.1 per 256 samples of batch; adamw 0.001 at 256, by the square root)"),
-        ("--momentum", 0.9, {"type": number(0.0, 0.9999), "metavar": "X"}, "momentum, or adamw's first beta"),
+        ("--pretrained", None, {"metavar": "torchvision|PATH"}, "start from weights: torchvision's own, or a file's; the head is made anew where the classes differ (default: random weights)"),
+        ("--init-from", None, {"metavar": "PATH"}, "start from the weights of a checkpoint or run folder, all of them (default: random weights)"),
+        ("--freeze", None, {"nargs": "+", "metavar": "PREFIX"}, "don't train the parameters whose names begin so (default: train all)"),
+        ("--opt", "sgd", {"metavar": "NAME"}, "sgd (Nesterov), adamw or adam"),
+        ("--lr", None, {"type": number(0.0), "metavar": "X"}, "peak learning rate (default: 0.1 per 256 samples of batch; adam and adamw 0.001 at 256, by the square root)"),
+        ("--lr-base", None, {"type": number(0.0), "metavar": "X"}, "in place of --lr: the rate for a batch of 256, scaled as the default is (default: none)"),
+        ("--backbone-lr", None, {"type": number(0.0), "metavar": "X"}, "peak learning rate of all but the head (default: --lr)"),
+        ("--layer-decay", 1.0, {"type": number(0.0, 1.0), "metavar": "X"}, "each layer's share of the rate of the layer after it"),
+        ("--momentum", 0.9, {"type": number(0.0, 0.9999), "metavar": "X"}, "momentum, or adam's first beta"),
         ("--weight-decay", 5e-5, {"type": number(0.0), "metavar": "X"}, "weight decay; norms and biases have none"),
-        ("--sched", "cosine", {"metavar": "NAME"}, "cosine, step or constant"),
+        ("--sched", "cosine", {"metavar": "NAME"}, "cosine, step, linear or constant"),
+        ("--min-lr", 0.0, {"type": number(0.0), "metavar": "X"}, "learning rate at the end of cosine and linear"),
         ("--warmup-epochs", None, {"type": number(0.0), "metavar": "X"}, "epochs of warm-up (default: 1, or a tenth of the epochs if that is less)"),
+        ("--warmup-steps", None, {"type": integer(0), "metavar": "N"}, "in place of --warmup-epochs: steps of warm-up (default: none)"),
         ("--warmup-lr", 0.0, {"type": number(0.0), "metavar": "X"}, "learning rate at the warm-up's start"),
+        ("--loss", None, {"choices": ["ce", "bce"]}, "cross entropy, or a yes or no for each class (default: ce; bce where a sample has several labels)"),
+        ("--smoothing", 0.0, {"type": number(0.0, 0.999), "metavar": "X"}, "label smoothing: how much of a label is spread over all classes"),
+        ("--clip-grad", 0.0, {"type": number(0.0), "metavar": "NORM"}, "scale gradients down to this norm; 0: don't"),
+        ("--grad-accum", 1, {"type": integer(1), "metavar": "N"}, "micro-batches that a process cuts its part of the batch into; the batch stays what -b says"),
+        ("--ema", 0.0, {"type": number(0.0, 0.999999), "metavar": "DECAY"}, "evaluate and keep an average of the weights too, for example 0.999; 0: don't"),
+        ("--sync-bn", False, {"action": "store_true"}, "batch norm over the whole global batch (GPUs only)"),
+        ("--find-unused-parameters", False, {"action": "store_true"}, "for a model that leaves some parameters out of some steps"),
+    ],
+    "speed": [
+        ("--amp", "off", {"choices": ["off", "bf16", "fp16"]}, "mixed precision; fp16 scales its loss"),
+        ("--channels-last", False, {"action": "store_true"}, "keep pictures and filters with their channels side by side in memory: faster for convolutions"),
+        ("--compile", None, {"nargs": "?", "const": "inductor", "metavar": "BACKEND"}, "torch.compile the model (default: don't; inductor where only --compile is said)"),
+        ("--tf32", False, {"action": "store_true"}, "let GPUs multiply float32 matrices in TF32"),
     ],
     "run": [
         ("--output", "runs", {"metavar": "FOLDER"}, "where run folders are made"),
         ("--name", None, {"metavar": "NAME"}, "the run folder's name (default: time and model)"),
         ("--resume", None, {"metavar": "auto|PATH"}, "go on from a checkpoint or run folder; auto: the folder --name says, else the newest that fits (default: start afresh)"),
-        ("--checkpoint-interval", 0, {"type": integer(0), "metavar": "STEPS"}, "also save every so many steps (0: at the ends of epochs only)"),
+        ("--checkpoint-interval", 0, {"type": interval, "metavar": "STEPS|TIME"}, "also save every so many steps, or so often (90s, 10m, 1.5h); 0: at the ends of epochs only"),
+        ("--checkpoint-hist", 0, {"type": integer(0), "metavar": "N"}, "also keep the last N checkpoints, as step-NUMBER.pt"),
+        ("--if-disk-full", "stop", {"choices": ["stop", "go-on"]}, "what to do where a checkpoint can't be written; the one before it is kept"),
+        ("--val-interval", 1, {"type": integer(1), "metavar": "EPOCHS"}, "epochs between two evaluations; there is one after the last"),
+        ("--precise-bn", 0, {"type": integer(0), "metavar": "N"}, "before an evaluation, take batch norm's statistics over N training batches; 0: don't"),
+        ("--save-predictions", False, {"action": "store_true"}, "write each evaluation's scores, ids and labels to val_predictions.npz"),
         ("--log-interval", 50, {"type": integer(1), "metavar": "STEPS"}, "steps between two lines of the log"),
         ("--audit", False, {"action": "store_true"}, "write every consumed sample's id to audit/"),
+        ("--dry-run", False, {"action": "store_true"}, "check everything and train nothing: data, classes, model, memory, the loader's speed"),
         ("-e --evaluate", False, {"action": "store_true"}, "only evaluate the checkpoint that --resume names, on --val-data, --test-data or both"),
         ("-c --config", None, {"metavar": "FILE"}, "a recipe: YAML whose keys are flag names; flags win over it (default: none)"),
     ],
@@ -137,11 +127,11 @@ FLAGS: dict[str, list[Row]] = {
 }
 # These describe a start, not the training: a checkpoint does not bring them back.
 NOT_KEPT = frozenset({
-    "workers", "cache_dir", "cache_size", "allow_pipe", "output", "name", "resume", "evaluate", "config",
-    "device", "nproc_per_node", "nnodes", "node_rank", "dist_url", "dist_timeout", "dist_backend",
+    "workers", "cache_dir", "cache_size", "allow_pipe", "output", "name", "resume", "evaluate", "config", "dry_run",
+    "if_disk_full", "save_predictions", "device", "nproc_per_node", "nnodes", "node_rank", "dist_url", "dist_timeout", "dist_backend",
 })  # fmt: skip
 # These say where data lies, and may differ from machine to machine; what lies there may not.
-PLACES = frozenset({"data", "val_data", "test_data", "classes"})
+PLACES = frozenset({"data", "val_data", "test_data", "classes", "pretrained", "init_from"})
 
 EXAMPLES = """examples:
   python run.py --data 'shards/{000..099}.tar' --model resnet50
@@ -167,6 +157,11 @@ class Parser(argparse.ArgumentParser):
 def flag_name(names: str) -> str:
     """`-b --batch-size` -> batch_size."""
     return names.split()[-1].lstrip("-").replace("-", "_")
+
+
+def spelled(name: str) -> str:
+    """batch_size -> `--batch-size`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def defaults() -> dict[str, Any]:
@@ -237,7 +232,7 @@ def _as_words(path: Path, key: str, value: Any) -> list[str]:
     items = value if isinstance(value, list) else [value]
     if not items or any(item is None or isinstance(item, (dict, list)) for item in items):
         raise ValueError(f"--config {path}: {key}: it needs a value, or a list of values; leave the line out for the default")
-    flag = f"--{name.replace('_', '-')}"
+    flag = spelled(name)
     if isinstance(defaults()[name], bool):
         if not isinstance(value, bool):
             raise ValueError(f"--config {path}: {key}: {value} is neither true nor false")
@@ -259,7 +254,7 @@ def kept(args: argparse.Namespace) -> dict[str, Any]:
 
 
 # A checkpoint decides these: another value would make it another run, or another model.
-DECIDED = ("task", "model", "model_kwargs", "num_classes", "img_size", "num_frames", "sampling_rate", "target_fps", "opt", "seed", "no_shuffle", "shuffle_block", "lanes")
+DECIDED = ("task", "model", "model_kwargs", "num_classes", "img_size", "num_frames", "sampling_rate", "target_fps", "opt", "freeze", "seed", "no_shuffle", "shuffle_block", "lanes")
 DECIDED_TO_EVALUATE = ("task", "model", "model_kwargs", "num_classes")
 
 
@@ -268,7 +263,7 @@ def check_contradictions(args: argparse.Namespace, saved: dict[str, Any]) -> Non
     for name in DECIDED_TO_EVALUATE if args.evaluate else DECIDED:
         now, then = getattr(args, name), saved.get(name, defaults()[name])  # a checkpoint may be older than a flag
         if name in args.explicit and now != then:
-            flag = f"--{name.replace('_', '-')}"
+            flag = spelled(name)
             against = f"{flag} {now} contradicts the checkpoint's {then}"
             if now is True:
                 against = f"{flag} contradicts the checkpoint, which was made without it"

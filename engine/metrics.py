@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# event -> its fields, besides "event"; start and end may have more
+# event -> its fields, besides "event"; start, eval, test and end may have more
 EVENTS: dict[str, tuple[str, ...]] = {
     "start": ("world_size", "num_samples", "num_shards", "num_classes", "batch_size", "total_steps"),
-    "train": ("epoch", "step", "samples_seen", "loss", "lr", "samples_per_second", "data_time", "step_time"),
+    "train": ("epoch", "step", "samples_seen", "loss", "lr", "grad_norm", "samples_per_second", "data_time", "step_time", "memory"),
     "epoch": (
         "epoch", "step", "samples", "bad_samples", "seen", "distinct", "repeated", "missed", "loss", "top1", "seconds",
         "samples_per_second", "data_wait",
@@ -30,10 +30,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "test": ("step", "num_samples", "bad_samples", "loss", "top1", "top5", "correct"),
     "end": ("status", "steps", "samples_seen"),
 }  # fmt: skip
-OPEN_EVENTS = ("start", "end")
+OPEN_EVENTS = ("start", "eval", "test", "end")
 # event -> what TensorBoard shows of it
 SCALARS: dict[str, tuple[str, ...]] = {
-    "train": ("loss", "lr", "samples_per_second"),
+    "train": ("loss", "lr", "grad_norm", "samples_per_second"),
     "eval": ("loss", "top1", "top5"),
 }
 MAX_SHARED_LINE = 4096  # bytes: appends up to a page don't mix on any file system in use
@@ -42,12 +42,13 @@ MAX_SHARED_LINE = 4096  # bytes: appends up to a page don't mix on any file syst
 def topk_correct(logits: Tensor, labels: Tensor, valid: Tensor, ks: Sequence[int]) -> Tensor:
     """Count the valid rows whose label is among the k largest logits: (n, classes), (n,), (n,) -> int64 (len(ks),).
 
-    A k above the number of classes counts as that number. Nothing leaves the device.
+    Labels may be 0 or 1 for each class, (n, classes): then a row counts where one of its labels is among them. A k above the number
+    of classes counts as that number. Nothing leaves the device.
     """
     num_classes = logits.shape[1]
     order = logits.float().topk(min(max(ks), num_classes), dim=1).indices
-    hits = (order == labels.unsqueeze(1)) & valid.unsqueeze(1)
-    return torch.stack([hits[:, :k].sum() for k in ks])
+    hits = (labels.gather(1, order) > 0 if labels.ndim == 2 else order == labels.unsqueeze(1)) & valid.unsqueeze(1)
+    return torch.stack([hits[:, :k].any(1).sum() for k in ks])
 
 
 def to_json(value: Any) -> Any:
@@ -129,6 +130,11 @@ class RunLog:
     def bad_sample(self, step: int, error: Mapping[str, Any]) -> None:
         """Append one SampleError.as_dict() to the bad_samples.jsonl that all ranks share."""
         self._write("bad_samples.jsonl", short_line({"step": step, "rank": self.rank, **error}))
+
+    def pictures(self, name: str, images: Tensor, step: int) -> None:
+        """Show pictures in TensorBoard: uint8 (n, 3, H, W) (rank 0 only)."""
+        if self.rank == 0:
+            self._open_board().add_images(name, images.cpu(), step)
 
     def text(self, line: str) -> None:
         """Append a line to log.txt, with the time before it (rank 0 only)."""

@@ -19,13 +19,15 @@ from data.native import why_absent
 from data.pipeline import shards_fingerprint
 from data.prefetch import check_room, describe_start
 from data.streaming import PROMISE, ReadStream, check_readers, stand_in, stream_labels, stream_sources
-from data.tasks import create_task, default_img_size, read_classes, resolve_labels, settings_of
+from data.tasks import create_task, default_img_size, has_several_labels, read_classes, resolve_labels, settings_of
 from data.transforms import choose_decoder
 from models import check_model, create_model, model_names
 
-from . import checkpoint, distributed, flags, runs
-from .optim import check_optimizer, default_lr
+from . import checkpoint, distributed, flags, runs, weights
+from .losses import default_loss
+from .optim import check_optimizer, default_lr, scale_lr
 from .report import opening_lines
+from .resources import Cost, measure
 from .settings import has_clips, model_options, num_frames, task_settings, view_settings
 
 
@@ -42,6 +44,7 @@ def prepare(args: argparse.Namespace) -> None:
         raise ValueError("--evaluate needs --resume CHECKPOINT: there is nothing to evaluate")
     saved = prepare_resume(args)
     check_optimizer(args.opt, args.sched)
+    check_training_flags(args)
     if args.model not in model_names():
         create_model(args.model, 1)  # raises: before the shards are read, which may take long
     if "img_size" not in settings_of(args.task):
@@ -52,13 +55,8 @@ def prepare(args: argparse.Namespace) -> None:
     args.transform, args.model_options = task_settings(args), model_options(args.model_kwargs)
     create_task(args.task, training=True, labels=None, img_size=args.img_size or 1, **args.transform)
     prepare_data(args, saved)
+    args.cost = prepare_model(args, saved)
     prepare_training(args, saved)
-    rank_batch = 2 if args.evaluate else -(-args.batch_size // args.world_size)
-    args.testing = view_settings(args)
-    test_size = args.testing["img_size"] if args.test_shards else None
-    model = check_model(args.model, args.num_classes, args.img_size, rank_batch, num_frames(args), args.model_options, test_size)
-    if saved:
-        checkpoint.check_weights(args.checkpoint, saved["model"], model)
 
 
 def prepare_launch(args: argparse.Namespace) -> None:
@@ -122,6 +120,51 @@ def prepare_decoder(args: argparse.Namespace, saved: dict[str, Any] | None) -> N
         args.messages.append(f"warning: the {then} decoder then, the {args.decoder} one now: their pixels differ a little")
 
 
+def check_training_flags(args: argparse.Namespace) -> None:
+    """Raises ValueError for flags that contradict each other or this machine."""
+    given = args.explicit
+    for one, other in (("lr", "lr_base"), ("warmup_epochs", "warmup_steps"), ("pretrained", "init_from")):
+        if {one, other} <= given and getattr(args, one) is not None and getattr(args, other) is not None:
+            raise ValueError(f"{flags.spelled(one)} and {flags.spelled(other)} say the same thing in two ways: give one of them")
+    if args.backbone_lr is not None and args.lr == 0:
+        raise ValueError("--backbone-lr with --lr 0: the head would not train; give --lr too")
+    if args.sync_bn and args.device != "cuda":
+        raise ValueError("--sync-bn needs GPUs (PyTorch has no synchronised batch norm for the CPU): leave it out")
+    if args.min_lr and args.sched not in ("cosine", "linear"):
+        raise ValueError(f"--min-lr is where cosine and linear end; --sched {args.sched} does not go there: leave it out")
+
+
+def prepare_model(args: argparse.Namespace, saved: dict[str, Any] | None) -> Cost:
+    """Look at the model on the meta device, and at the weights it is to start from; what it costs."""
+    rank_batch = 2 if args.evaluate else -(-resolve_batch_size(args) // args.world_size)
+    if args.grad_accum > rank_batch and not args.evaluate:
+        raise ValueError(f"--grad-accum {args.grad_accum} exceeds the {rank_batch} samples of a process: lower it, or raise --batch-size")
+    smallest = max(1, rank_batch // args.grad_accum)
+    args.testing = view_settings(args)
+    test_size = args.testing["img_size"] if args.test_shards else None
+    frames = num_frames(args)
+    looked_at = check_model(args.model, args.num_classes, args.img_size, smallest, frames, args.model_options, test_size)
+    if saved:
+        checkpoint.check_weights(args.checkpoint, saved["model"], looked_at)
+    shape = (3, args.img_size, args.img_size) if frames is None else (3, frames, args.img_size, args.img_size)
+    cost = measure(looked_at.train(), torch.empty(min(smallest, 2), *shape, device="meta"))
+    if saved is None and not args.evaluate and (args.pretrained or args.init_from or args.freeze):
+        model = create_model(args.model, args.num_classes, args.img_size, **args.model_options)
+        weights.freeze(model, args.freeze or ())
+        line = weights.load_start(model, **weights.read_start(args.model, args.pretrained, args.init_from))
+        args.messages += [line] if line else []
+    return cost
+
+
+def resolve_batch_size(args: argparse.Namespace) -> int:
+    """Fill in the global batch."""
+    shards = args.shards or args.val_shards or args.test_shards
+    args.batch_size = args.batch_size or min(256, sum(shard.num_samples for shard in shards))
+    if args.batch_size < args.world_size:
+        raise ValueError(f"--batch-size {args.batch_size} is the global batch, and smaller than the {args.world_size} processes: raise it")
+    return int(args.batch_size)
+
+
 def find_run(args: argparse.Namespace) -> Path | None:
     """The run that --resume auto means without --name."""
     if not args.data:
@@ -138,7 +181,8 @@ def prepare_data(args: argparse.Namespace, saved: dict[str, Any] | None) -> None
     wanted = "--val-data" if args.evaluate else "--data"
     if not (args.val_data or args.test_data if args.evaluate else args.data):
         raise ValueError(f"{wanted} is missing: name the shards, for example {wanted} 'shards/{{000..099}}.tar'")
-    classes = {"classes": class_names(args, saved), "num_classes": args.num_classes}
+    several = has_several_labels(args.task)
+    classes: dict[str, Any] = {"classes": class_names(args, saved), "num_classes": args.num_classes}
     args.labels = args.val_labels = args.test_labels = None
     cache = {"cache_dir": args.cache_dir, "cache_size": args.cache_size}
     if args.evaluate:
@@ -147,14 +191,16 @@ def prepare_data(args: argparse.Namespace, saved: dict[str, Any] | None) -> None
         args.shards = args.shards or (prepare_stream(args) if args.stream else load_shards(args.data, **cache))
         if saved:
             runs.check_same_data(saved, args.shards, runs.folder_of(args.checkpoint))
-        args.labels = stream_labels(args.label, **classes) if args.stream else resolve_labels(args.shards, args.label, **classes)
+        args.labels = (
+            stream_labels(args.label, **classes) if args.stream else resolve_labels(args.shards, args.label, several=several, **classes)
+        )
         classes = {"classes": args.labels.names, "num_classes": args.labels.num_classes}
     args.val_shards = load_shards(args.val_data, **cache) if args.val_data else []
     if args.val_shards:
-        args.val_labels = resolve_labels(args.val_shards, args.label, **classes)
+        args.val_labels = resolve_labels(args.val_shards, args.label, several=several, **classes)
     args.test_shards = load_shards(args.test_data, **cache) if args.test_data else []
     if args.test_shards:
-        args.test_labels = resolve_labels(args.test_shards, args.label, **classes)
+        args.test_labels = resolve_labels(args.test_shards, args.label, several=several, **classes)
     args.num_classes = (args.labels or args.val_labels or args.test_labels).num_classes
     args.img_size = args.img_size or default_img_size(args.shards or args.val_shards or args.test_shards, args.task)
 
@@ -197,11 +243,13 @@ def prepare_training(args: argparse.Namespace, saved: dict[str, Any] | None) -> 
     order = {} if args.evaluate else {"epochs": args.epochs, "seed": args.seed, "shuffle_block": args.shuffle_block, "lanes": args.lanes}
     plan = Plan(np.array([shard.num_samples for shard in shards]), **order)
     args.total = plan.num_positions
-    args.batch_size = args.batch_size or min(256, plan.num_samples)
-    if args.batch_size < args.world_size:
-        raise ValueError(f"--batch-size {args.batch_size} is the global batch, and smaller than the {args.world_size} processes: raise it")
-    args.lr = default_lr(args.opt, args.batch_size) if args.lr is None else args.lr
+    if args.lr is None or ("lr_base" in args.explicit and "lr" not in args.explicit):
+        args.lr = default_lr(args.opt, args.batch_size) if args.lr_base is None else scale_lr(args.opt, args.lr_base, args.batch_size)
+    if args.warmup_steps is not None and "warmup_epochs" not in args.explicit:
+        args.warmup_epochs = args.warmup_steps * args.batch_size / plan.num_samples
     args.warmup_epochs = min(1.0, args.epochs / 10) if args.warmup_epochs is None else args.warmup_epochs
+    args.curve = {"warmup_lr": args.warmup_lr, "min_lr": args.min_lr, "sched": args.sched}
+    args.loss = args.loss or default_loss(args.task)
     step, seen = (saved["progress"]["step"], saved["stream"]["samples_seen"]) if saved else (0, 0)
     if saved and seen >= args.total and not args.evaluate:
         raise AlreadyFinished(f"{args.checkpoint}: this run is finished, its {args.epochs} epochs are trained; raise --epochs for more")
@@ -210,6 +258,7 @@ def prepare_training(args: argparse.Namespace, saved: dict[str, Any] | None) -> 
         "batch_size": args.batch_size, "total_steps": 0 if args.evaluate else step + plan.num_steps(seen, args.batch_size),
         "model": args.model, "img_size": args.img_size, "num_frames": num_frames(args),
         "opt": args.opt, "lr": args.lr, "epochs": args.epochs, "workers": args.workers,
+        "parameters": args.cost.parameters, "flops": args.cost.flops,
         "device": args.device, "step": step, "samples_seen": seen, "fingerprint": shards_fingerprint(shards),
     }  # fmt: skip
     names = list(labels.names) if labels.names else None

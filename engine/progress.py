@@ -27,7 +27,7 @@ class Progress:
 
     step: int = 0
     bad: int = 0
-    best: dict[str, Any] | None = None  # {"epoch", "step", "top1"} of the best evaluation
+    best: dict[str, Any] | None = None  # {"epoch", "step", "top1"} of the best evaluation, with several labels a sample also "map"
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
     sketches: dict[int, np.ndarray] = field(default_factory=dict)
     seconds: float = 0.0
@@ -38,6 +38,13 @@ class Progress:
         for epoch in np.unique(epochs).tolist():
             self.sums.setdefault(epoch, torch.zeros(4, dtype=torch.float64, device=device))
             evidence.add(self.sketches.setdefault(epoch, evidence.new_sketch()), samples[epochs == epoch])
+
+    def judge(self, epoch: int, result: dict[str, Any]) -> None:
+        """Take note of an evaluation after an epoch: the best one has the highest "map" where there is one, else "top1"."""
+        name = "map" if "map" in result else "top1"
+        value = result[name] or 0.0
+        if self.best is None or value > self.best[name]:
+            self.best = {"epoch": epoch, "step": self.step, "top1": result["top1"] or 0.0, name: value}
 
     def close(self, epoch: int) -> None:
         """Forget an epoch that is told."""

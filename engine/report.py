@@ -13,7 +13,9 @@ from typing import Any
 from data import SampleError
 
 from .console import Console
+from .forward import denormalize
 from .metrics import RunLog
+from .scores import ClassCounts, write_classes
 
 
 def shares(batch_size: int, world_size: int) -> str:
@@ -28,11 +30,12 @@ def opening_lines(facts: dict[str, Any], class_names: Sequence[str] | None) -> l
     classes = f"{facts['num_classes']} class{'es' if facts['num_classes'] != 1 else ''}{some}"
     shards = f"{facts['num_shards']:,} shard{'s' if facts['num_shards'] != 1 else ''}"
     frames = facts.get("num_frames")
-    samples = "pictures" if frames is None else f"clips of {frames} frames"
+    samples, one = ("pictures", "picture") if frames is None else (f"clips of {frames} frames", "clip")
+    cost = f" ({facts['parameters']:,} parameters, {facts['flops'] / 1e6:,.0f} MFLOPs a {one})" if "parameters" in facts else ""
     lines = [
         f"global batch {facts['batch_size']} = {shares(facts['batch_size'], facts['world_size'])}",
         f"{facts['num_samples']:,} samples in {shards}, {classes}, {samples} of {facts['img_size']}x{facts['img_size']}",
-        f"model {facts['model']}, {facts['opt']} lr {facts['lr']:g}, {facts['epochs']} epochs, "
+        f"model {facts['model']}{cost}, {facts['opt']} lr {facts['lr']:g}, {facts['epochs']} epochs, "
         f"{facts['device']}, {facts['workers']} workers a process",
     ]
     if facts["batch_size"] > facts["num_samples"] and facts["total_steps"]:
@@ -43,8 +46,21 @@ def opening_lines(facts: dict[str, Any], class_names: Sequence[str] | None) -> l
 class Report:
     """The files and the console of one run, for one rank."""
 
-    def __init__(self, folder: Path, *, rank: int, total: int, epochs: int, start: int, resume_step: int | None, audit: bool) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        total: int,
+        epochs: int,
+        start: int,
+        resume_step: int | None,
+        audit: bool,
+        world_size: int = 1,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        self.folder, self.class_names, self.world_size = folder, class_names, world_size
+        self.wants_pictures = rank == 0  # until it has some
         self.log = RunLog(folder, rank, resume_step=resume_step, audit=audit)
         self.console = Console(total=total, epochs=epochs, start=start, enabled=rank == 0, write_text=self.log.text)
 
@@ -68,20 +84,31 @@ class Report:
     def train(self, line: dict[str, Any], top1: float | None) -> None:
         """The means of a log interval."""
         self.log.metric("train", **line)
-        shown = {name: line[name] for name in ("epoch", "step", "samples_seen", "loss", "samples_per_second")}
-        self.console.train(top1=top1, data_wait=line["data_time"] / line["step_time"], **shown)
+        shown = {name: line[name] for name in ("epoch", "step", "samples_seen", "loss", "lr", "grad_norm", "samples_per_second")}
+        self.console.train(top1=top1, data_wait=line["data_time"] / line["step_time"], world_size=self.world_size, **shown)
+
+    def pictures(self, images: Any, step: int) -> None:
+        """The first pictures that the model sees, for TensorBoard: float (n, 3, H, W), normalised."""
+        self.wants_pictures = False
+        pictures = denormalize(images[:16].float())
+        middle = pictures if pictures.ndim == 4 else pictures[:, :, pictures.shape[2] // 2]  # of a clip
+        self.log.pictures("first batch", middle, step)
 
     def epoch(self, line: dict[str, Any]) -> None:
         """The sums of an epoch."""
         self.log.metric("epoch", **line)
         self.console.epoch(**{name: value for name, value in line.items() if name not in ("step", "samples", "samples_per_second")})
 
-    def evaluation(self, *, epoch: int, step: int, bad_samples: int, **result: Any) -> None:
-        """An evaluation's result."""
+    def evaluation(
+        self, *, epoch: int, step: int, bad_samples: int, counts: ClassCounts, precision: Any = None, **result: Any
+    ) -> None:
+        """An evaluation's result; the files of the one before are written over."""
         self.log.metric("eval", epoch=epoch, step=step, **result)
         self.console.eval(epoch=epoch, bad_samples=bad_samples, **result)
+        if self.log.rank == 0:
+            write_classes(self.folder, counts, self.class_names, precision)
 
-    def test(self, *, step: int, **result: Any) -> None:
+    def test(self, *, step: int, counts: ClassCounts, precision: Any = None, **result: Any) -> None:
         """The result of the test."""
         self.log.metric("test", step=step, **result)
         self.console.test(**result)
@@ -89,7 +116,8 @@ class Report:
     def end(self, status: str, *, steps: int, samples_seen: int, best: dict[str, Any] | None, **facts: Any) -> None:
         """The run's last line; closes everything."""
         self.log.metric("end", status=status, steps=steps, samples_seen=samples_seen, best=best, **facts)
-        top = f", best top-1 {100 * best['top1']:.2f}% after epoch {best['epoch'] + 1}" if best else ""
+        mean = f", mAP {100 * best['map']:.2f}%" if best and "map" in best else ""
+        top = f", best top-1 {100 * best['top1']:.2f}%{mean} after epoch {best['epoch'] + 1} (best.pt)" if best else ""
         if status == "stopped":
             self.console.line("SIGTERM came, and the run is saved: the same command with --resume auto goes on")
         self.console.line(f"{status} at step {steps}{top}; everything is in {self.folder}")

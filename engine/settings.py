@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 # flag -> what it is for, where only one kind of task has it
-PICTURE_FLAGS = ("scale", "decoder")
+PICTURE_FLAGS = ("scale", "decoder", "auto_augment", "color_jitter", "reprob")
 CLIP_FLAGS = ("num_frames", "sampling_rate", "target_fps", "short_side")
 VIEW_FLAGS = ("num_ensemble_views", "num_spatial_crops", "ensemble")
 VIEWS, CROPS = 10, 3  # SlowFast's test

@@ -11,105 +11,94 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from data import BadSampleBudget, Loader, SampleError
 
 from . import checkpoint, evidence
 from .distributed import Ranks
-from .evaluate import normalize
 from .launcher import Stopped, StopRequest
 from .metrics import topk_correct
-from .optim import set_lr
+from .notfinite import Watch
 from .progress import BAD, Progress
 from .report import Report
-
-STEP = 3  # purpose of the seed of torch's own generators, beside those of data/plan.py
+from .resources import memory_in_use
+from .saver import Clock, Saver
+from .step import Outcome, Step
+from .weights import set_training
 
 
 class TooManyBadSamples(Stopped):
     """More of the data is bad than --max-bad accepts; raised on every rank at the same step."""
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed torch's generators for one step: dropout and the like don't depend on the steps before it."""
-    state = np.random.SeedSequence((seed, step, STEP, rank)).generate_state(1, np.uint64)
-    torch.manual_seed(int(state[0]))
-
-
-def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Give it the moments of a checkpoint; what the flags say now (weight decay, momentum) stays, as torch would not have it."""
-    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, values in zip(optimizer.param_groups, settings, strict=True):
-        group.update(values)
-
-
-def warm_up(model: nn.Module, batch: dict[str, torch.Tensor], device: torch.device) -> None:
-    """One discarded forward and backward.
-
-    DDP re-orders its gradient buckets after its first backward, which changes the order in which floats are added: without
-    this, the first step after a resume would round differently from the same step of the unbroken run.
-    """
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    functional.cross_entropy(model(normalize(batch["image"].to(device))), batch["label"].to(device)).backward()
-    with torch.no_grad():
-        for buffer, saved in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(saved)
-    model.zero_grad(set_to_none=True)
-
-
 class Trainer:
-    """One rank's part of the training of `model` on `loader`'s stream. `run()` trains to its end.
+    """One rank's part of the training of `model` (what `step` wraps) on `loader`'s stream. `run()` trains to its end.
 
-    schedule: position -> learning rate. evaluate: runs an evaluation, or None. facts: what a checkpoint holds besides.
+    evaluate: runs an evaluation, or None; it is run after every `val_interval` epochs and after the last. facts: what a checkpoint
+    holds besides. checkpoint_every: also save after so many steps, so many seconds; 0 for never.
     """
 
     def __init__(
         self,
         *,
-        model: DistributedDataParallel,
+        model: nn.Module,
+        step: Step,
         loader: Loader,
-        optimizer: Optimizer,
-        schedule: Callable[[int], float],
         ranks: Ranks,
         report: Report,
         progress: Progress,
         stop: StopRequest,
+        saver: Saver | None,
         evaluate: Callable[[], dict[str, Any]] | None,
+        val_interval: int,
         facts: dict[str, Any],
         max_bad: float,
         log_interval: int,
-        checkpoint_interval: int,
+        checkpoint_every: tuple[int, float],
     ) -> None:
-        self.model, self.loader, self.optimizer, self.schedule = model, loader, optimizer, schedule
-        self.ranks, self.report, self.progress, self.stop = ranks, report, progress, stop
-        self.evaluate, self.facts, self.budget = evaluate, facts, BadSampleBudget(max_bad)
-        self.log_interval, self.checkpoint_interval = log_interval, checkpoint_interval
+        self.model, self.step, self.loader = model, step, loader
+        self.ranks, self.report, self.progress, self.stop, self.saver = ranks, report, progress, stop, saver
+        self.evaluate, self.val_interval = evaluate, val_interval
+        self.facts, self.budget = facts, BadSampleBudget(max_bad)
+        self.log_interval, self.checkpoint_steps = log_interval, checkpoint_every[0]
+        self.clock = Clock(checkpoint_every[1] if ranks.rank == 0 else 0)
+        self.watch = Watch()
         self.first_error: SampleError | None = None
         self.last_error: SampleError | None = None
         self._window = self._new_window()
 
     def run(self) -> bool:
         """Train until the stream ends (True), or the ranks have agreed to stop and saved (False)."""
-        self.model.train()
-        warm_up(self.model, self.loader.task.new_batch(-(-self.loader.batch_size // self.ranks.world_size)), self.ranks.device)
+        try:
+            finished = self._run()
+        except BaseException:
+            if self.saver is not None:
+                self.saver.join()  # what is being written is whole, and may be what the next start goes on from
+            raise
+        if self.saver is not None:
+            self.saver.wait()
+        return finished
+
+    def _run(self) -> bool:
+        set_training(self.model)
+        self.step.warm_up(self.loader.task.new_batch(-(-self.loader.batch_size // self.ranks.world_size)))
         for position, waited, started, batch in self._batches():
-            valid, bad, stopping = self._step(position, batch)
+            _, bad, stopping, due, _ = self._step(position, batch)
             self.progress.step += 1
             self.report.batch(self.progress.step, batch)
             self._spend_budget(batch, bad)
             self._log(waited, time.perf_counter() - started)
             if batch["epoch_end"]:
+                self._check_finite()
                 self._close_epochs(position)
-            due = self.checkpoint_interval and self.progress.step % self.checkpoint_interval == 0
+            if self.checkpoint_steps and self.progress.step % self.checkpoint_steps == 0:
+                due = 1
             if batch["epoch_end"] or stopping or due:
                 self._save()
+            elif self.saver is not None:
+                self.saver.poll()
             if stopping and len(self.loader):
                 return False
         return True
@@ -124,25 +113,32 @@ class Trainer:
             started = time.perf_counter()
 
     def _step(self, position: int, batch: dict[str, Any]) -> list[int]:
-        """One update; returns what the ranks counted: valid slots, bad samples, whether anyone wants to stop."""
-        device = self.ranks.device
-        counts = torch.tensor([int(batch["valid"].sum()), len(batch["errors"]), int(self.stop.requested)])
+        """One update; returns what the ranks counted: valid slots, bad samples, who wants to stop, to save, had a wrong loss."""
+        counts = torch.tensor([
+            int(batch["valid"].sum()), len(batch["errors"]), int(self.stop.requested), int(self.clock.due()), int(self.watch.found()),
+        ])  # fmt: skip
         counted = self.ranks.start_sum(counts)  # under way while the device works
-        seed_step(self.loader.plan.seed, self.progress.step, self.ranks.rank)
-        set_lr(self.optimizer, self.schedule(position))
-        labels, valid = (batch[name].to(device, non_blocking=True) for name in ("label", "valid"))
-        logits = self.model(normalize(batch["image"].to(device, non_blocking=True))).float()
-        losses = torch.where(valid, functional.cross_entropy(logits, labels, reduction="none"), 0)
-        counted.wait()
-        # DDP takes the mean over ranks; the mean wanted is over the valid slots of all ranks
-        (losses.sum() * (self.ranks.world_size / max(int(counts[0]), 1))).backward()
-        if counts[0]:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self._add_up(batch, losses.detach().double(), logits.detach(), labels, valid)
+
+        def count() -> int:
+            counted.wait()
+            if counts[4]:
+                self.watch.stop(self.report.folder, self.ranks)
+            return int(counts[0])
+
+        outcome = self.step(position, self.progress.step, batch, count)
+        if self.report.wants_pictures:
+            self.report.pictures(self.step.first_input, self.progress.step)
+        self.watch.note(self.progress.step + 1, batch, outcome.losses, self.step.norm, self.step.lr)
+        self._add_up(batch, outcome)
         return counts.tolist()
 
-    def _add_up(self, batch: dict[str, Any], losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor) -> None:
+    def _check_finite(self) -> None:
+        """Before anything of the last step is told as good or saved: were its losses numbers, on every rank?"""
+        if self.ranks.sum(torch.tensor(int(self.watch.found()))):
+            self.watch.stop(self.report.folder, self.ranks)
+
+    def _add_up(self, batch: dict[str, Any], outcome: Outcome) -> None:
+        losses, valid = outcome.losses.double(), outcome.valid
         bad = batch["error_slots"]
         consumed = batch["valid"].numpy().copy()
         consumed[bad] = True
@@ -151,7 +147,7 @@ class Trainer:
         epochs = batch["epoch"].to(valid.device, non_blocking=True)
         for epoch, sums in self.progress.sums.items():
             mine = valid & (epochs == epoch)
-            correct = topk_correct(logits, labels, mine, (1,))[0]
+            correct = topk_correct(outcome.logits, outcome.labels, mine, (1,))[0]
             values = torch.stack([mine.sum().double(), torch.where(mine, losses, 0).sum(), correct.double()])
             sums[:BAD] += values
             sums[BAD] += int((bad_epochs == epoch).sum())
@@ -190,10 +186,12 @@ class Trainer:
             "step": self.progress.step,
             "samples_seen": position,
             "loss": loss / samples if samples else None,
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": self.step.lr,
+            "grad_norm": float(self.step.norm),
             "samples_per_second": (position - window["position"]) / window["seconds"],
             "data_time": window["waited"] / window["steps"],
             "step_time": window["seconds"] / window["steps"],
+            "memory": memory_in_use(self.ranks.device),
         }
         self.report.train(line, correct / samples if samples else None)
         self._window = self._new_window()
@@ -223,27 +221,30 @@ class Trainer:
                 "data_wait": progress.waited / progress.seconds,
             })  # fmt: skip
         progress.seconds = progress.waited = 0.0
-        if self.evaluate is not None:
+        last = self.loader.position == self.loader.plan.num_positions
+        if self.evaluate is not None and (last or any((epoch + 1) % self.val_interval == 0 for epoch in done)):
+            if self.saver is not None:
+                self.saver.wait()  # the evaluation forks its workers
             result = self.evaluate()
             self.report.evaluation(epoch=done[-1], step=progress.step, **result)
-            top1 = result["top1"] or 0.0
-            if progress.best is None or top1 > progress.best["top1"]:
-                progress.best = {"epoch": done[-1], "step": progress.step, "top1": top1}
+            progress.judge(done[-1], result)
 
     def _save(self) -> None:
         """Write a checkpoint of the batch trained on last (a collective call; rank 0 writes)."""
+        self._check_finite()
         progress, position = self.progress, self.loader.position
         state = progress.state_dict(self.ranks, position // self.loader.num_samples)
-        if self.ranks.rank == 0:
+        if self.saver is not None:
             content = {
                 "version": checkpoint.VERSION,
-                "model": self.model.module.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "model": self.model.state_dict(),
+                "ema": self.step.ema.state_dict() if self.step.ema is not None else None,
+                "optimizer": self.step.optimizer.state_dict(),
+                "scaler": self.step.scaler.state_dict(),
                 "stream": self.loader.state_dict(),
                 "progress": state,
                 "epoch": max(0, position // self.loader.num_samples - 1),  # the last one completed
                 "world_size": self.ranks.world_size,
                 **self.facts,
             }
-            best = progress.best is not None and progress.best["step"] == progress.step
-            checkpoint.save(self.report.folder / "checkpoints", content, best=best)
+            self.saver.save(content, best=progress.best is not None and progress.best["step"] == progress.step)

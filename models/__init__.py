@@ -16,8 +16,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from models.resnet3d import c2d_8x8_r50, i3d_8x8_r50, slow_8x8_r50
+from models.resnet9 import resnet9
 from models.resnet_cifar import resnet20
 from models.slowfast import slowfast_4x16_r50, slowfast_8x8_r50, slowfast_8x8_r50_alpha4
+from models.timm_models import PREFIX, create_timm_model
 from models.tiny import Tiny
 from models.torchvision_models import (
     TORCHVISION_MODELS,
@@ -28,6 +30,7 @@ from models.torchvision_models import (
 
 # Our own models: name -> function of num_classes.
 MODELS: dict[str, Callable[..., nn.Module]] = {
+    "resnet9": resnet9,
     "resnet20": resnet20,
     "tiny": Tiny,
 }
@@ -59,13 +62,15 @@ def create_model(name: str, num_classes: int, img_size: int | None = None, **opt
 
     Raises ValueError for an unknown name, for options that it has not, and for values that it refuses.
     """
-    if name not in model_names():
+    if name not in model_names() and not name.startswith(PREFIX):
         near = difflib.get_close_matches(name.lower(), model_names(), n=3, cutoff=0.5)
         hint = f"the nearest are {', '.join(near)}" if near else f"some are resnet18, resnet50, {', '.join(MODELS)}"
         raise ValueError(f"--model {name}: no such model; {hint} (models/ lists them all)")
     if num_classes < 1:
         raise ValueError(f"--num-classes {num_classes}: a model needs at least one class")
     try:
+        if name.startswith(PREFIX):
+            return create_timm_model(name.removeprefix(PREFIX), num_classes, img_size, **options)
         if name in MODELS:
             return MODELS[name](num_classes, **options)
         if name in VIDEO_MODELS:

@@ -33,7 +33,7 @@ from data.tar import parse_sample  # noqa: E402
 from data.transforms import eval_transform  # noqa: E402
 from data.video import VIDEO_FIELDS  # noqa: E402
 from engine import checkpoint  # noqa: E402
-from engine.evaluate import normalize  # noqa: E402
+from engine.forward import normalize  # noqa: E402
 from engine.settings import model_options  # noqa: E402
 from models import create_model  # noqa: E402
 
@@ -96,8 +96,9 @@ class Predictor:
         self.endings = IMAGE_FIELDS if self.clip is None else VIDEO_FIELDS
         options = model_options(flags.get("model_kwargs"))
         self.model = create_model(flags["model"], flags["num_classes"], self.img_size, **options).to(self.device).eval()
-        checkpoint.check_weights(self.path, saved["model"], self.model)
-        self.model.load_state_dict(saved["model"])
+        weights = saved.get("ema") or saved["model"]
+        checkpoint.check_weights(self.path, weights, self.model)
+        self.model.load_state_dict(weights)
 
     def transform(self, data: bytes) -> torch.Tensor:
         """The evaluation's view of a picture or video. Raises DataError."""

@@ -59,3 +59,23 @@ def picture_shards(tmp_path: Path) -> Callable[..., list[str]]:
         return [str(folder / f"{number:03d}.tar") for number in range(len(sizes))]
 
     return write
+
+
+@pytest.fixture
+def train(gloo_pool: GlooPool, tmp_path: Path) -> Callable[..., Path]:
+    """train(words, model=None) runs a small training in one process, on 24 pictures of 3 classes in train/, and gives its folder."""
+    from launching import launch
+    from shard_maker import write_shards
+    from test_run import samples
+
+    write_shards(tmp_path / "train", samples(9), samples(8, 9), samples(7, 17))
+    number = 0
+
+    def execute(*words: object, model: object = None) -> Path:
+        nonlocal number
+        number += 1
+        some = ["--data", tmp_path / "train", "--model", "tiny", "--device", "cpu", "--output", tmp_path / "runs", "--name", number]
+        launch(gloo_pool, [*some, "--epochs", 2, "-b", 8, "-j", 0, *words], None, None, model)
+        return tmp_path / "runs" / str(number)
+
+    return execute

@@ -10,7 +10,8 @@ import pytest
 from engine.console import Console, format_seconds, format_share
 
 INTERVAL: dict[str, Any] = {
-    "epoch": 0, "step": 50, "samples_seen": 500, "loss": 1.25, "top1": 0.5, "samples_per_second": 25.0, "data_wait": 0.031,
+    "epoch": 0, "step": 50, "samples_seen": 500, "loss": 1.25, "top1": 0.5, "lr": 0.1, "grad_norm": 2.5,
+    "samples_per_second": 25.0, "data_wait": 0.031,
 }  # fmt: skip
 EPOCH: dict[str, Any] = {
     "epoch": 1, "seen": 1000, "distinct": 1000, "repeated": 0, "missed": 0, "bad_samples": 0, "loss": 0.5,
@@ -37,7 +38,7 @@ def test_without_a_terminal_every_interval_is_a_line(capsys: pytest.CaptureFixtu
     out, err = capsys.readouterr()
     assert out.splitlines() == logged == [
         "global batch 256 = 4 x 64",
-        "epoch 1/2, step 50: loss 1.2500, top-1 50.00%, 25.0 samples/s, waiting for data 3.1%, ETA 1:00",
+        "epoch 1/2, step 50: loss 1.2500, top-1 50.00%, lr 0.1, gradient norm 2.5, 25.0 samples/s, waiting for data 3.1%, ETA 1:00",
         "epoch 2/2 done: loss 0.5000, top-1 75.10%, 1,000 samples seen, 1,000 distinct, 0 repeated, 0 missed, in 1:01,"
         " waiting for data 20.0%",
         "epoch 2/2 evaluation: top-1 90.00% (1,800 of 2,000), top-5 100.00%, loss 0.5000",
@@ -64,7 +65,7 @@ def test_bad_samples_are_counted_beside_the_good(capsys: pytest.CaptureFixture[s
 def test_nothing_to_average_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(total=2000, epochs=2, terminal=False)
     console.train(**{**INTERVAL, "loss": None, "top1": None, "samples_per_second": 0.0})
-    assert "loss -, top-1 -, 0.0 samples/s, waiting for data 3.1%, ETA -" in capsys.readouterr().out
+    assert "loss -, top-1 -, lr 0.1, gradient norm 2.5, 0.0 samples/s, waiting for data 3.1%, ETA -" in capsys.readouterr().out
 
 
 def test_on_a_terminal_there_is_a_bar_and_the_log_has_the_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ from torch import nn
 
 from data import SampleError
 from engine import distributed
-from engine.evaluate import evaluate, normalize, share_buffers
+from engine.evaluate import evaluate, share_buffers
+from engine.forward import normalize
 
 LABELS = [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]  # of ten samples; the picture's first pixel is its number
 PREDICTED = [0, 1, 2, 3, 4, 6, 5, 0, 2, 1]  # so 6 are right
@@ -72,11 +73,16 @@ def run_all(pool, world_size, *args):
 def test_every_sample_counts_once_on_any_number_of_ranks(gloo_pool, world_size):
     answers = run_all(gloo_pool, world_size)
     results = [answer[0] for answer in answers]
+    for counts in [result.pop("counts") for result in results]:
+        assert counts.totals.tolist() == [[2, 2, 2, 1, 1, 1, 1], [2, 1, 1, 1, 1, 0, 0]]
+        assert counts.confusion.sum() == 10 and counts.confusion.diag().tolist() == counts.totals[1].tolist()
+        assert counts.confusion[1, 2] == counts.confusion[2, 1] == counts.confusion[5, 6] == counts.confusion[6, 5] == 1
     assert results == [results[0]] * world_size
     # a right answer costs -log softmax(9, 8, ..., 3)[0]; a wrong one more, by how far off it is
     softmax = math.log(sum(math.exp(-distance) for distance in range(7)))
     losses = [softmax + (label - predicted) % 7 for label, predicted in zip(LABELS, PREDICTED, strict=True)]
     assert results[0].pop("loss") == pytest.approx(sum(losses) / 10)
+    assert results[0].pop("mean_class_top1") == pytest.approx(4 / 7)
     assert results[0] == {"num_samples": 10, "top1": 0.6, "top5": 0.8, "correct": 6, "bad_samples": 0}
 
 
@@ -91,7 +97,9 @@ def test_masked_and_bad_samples_count_for_nothing(gloo_pool):
 
 def test_with_no_good_sample_there_are_no_shares(gloo_pool):
     result = run_all(gloo_pool, 1, tuple(range(10)))[0][0]
-    assert result == {"num_samples": 0, "loss": None, "top1": None, "top5": None, "correct": 0, "bad_samples": 0}
+    assert result.pop("counts").totals.sum() == 0
+    shares = dict.fromkeys(("loss", "top1", "top5", "mean_class_top1"))
+    assert result == {"num_samples": 0, "correct": 0, "bad_samples": 0, **shares}
 
 
 def test_the_model_runs_in_eval_mode_on_rank_0_s_buffers_and_is_left_in_training(gloo_pool):

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launching import launch, read_lines
-from shard_maker import write_shards
-from test_run import samples
+from launching import read_lines
 
 from data import Plan
 from engine import checkpoint, flags
@@ -60,6 +58,36 @@ TESTED = {
     "sched": "test_flag_effects.py test_the_rate_follows_the_schedule",
     "warmup_epochs": "test_flag_effects.py test_the_rate_follows_the_schedule",
     "warmup_lr": "test_flag_effects.py test_the_rate_follows_the_schedule",
+    "auto_augment": "test_training_flags.py test_what_changes_pictures_or_targets_changes_what_is_learnt",
+    "color_jitter": "test_training_flags.py test_what_changes_pictures_or_targets_changes_what_is_learnt",
+    "reprob": "test_training_flags.py test_what_changes_pictures_or_targets_changes_what_is_learnt",
+    "mixup": "test_training_flags.py test_what_changes_pictures_or_targets_changes_what_is_learnt",
+    "cutmix": "test_training_flags.py test_what_changes_pictures_or_targets_changes_what_is_learnt",
+    "loss": "test_training_flags.py test_what_changes_pictures_or_targets_changes_what_is_learnt",
+    "smoothing": "test_training_flags.py test_what_changes_pictures_or_targets_changes_what_is_learnt",
+    "amp": "test_training_flags.py test_what_changes_pictures_or_targets_changes_what_is_learnt",
+    "pretrained": "test_training_flags.py test_weights_to_start_from",
+    "init_from": "test_training_flags.py test_weights_to_start_from",
+    "freeze": "test_training_flags.py test_frozen_parts_stay_as_they_are",
+    "lr_base": "test_training_flags.py test_rates_by_other_flags",
+    "backbone_lr": "test_training_flags.py test_parts_of_the_model_have_rates_of_their_own",
+    "layer_decay": "test_training_flags.py test_parts_of_the_model_have_rates_of_their_own",
+    "min_lr": "test_training_flags.py test_rates_by_other_flags",
+    "warmup_steps": "test_training_flags.py test_rates_by_other_flags",
+    "clip_grad": "test_training_flags.py test_clipping_slows_the_weights_down",
+    "grad_accum": "test_training_flags.py test_what_the_model_is_told",
+    "ema": "test_training_flags.py test_the_average_is_kept_and_evaluated",
+    "sync_bn": "test_training_flags.py test_synchronised_batch_norm_needs_gpus",
+    "find_unused_parameters": "test_training_flags.py test_a_model_may_leave_parameters_out",
+    "channels_last": "test_training_flags.py test_what_the_model_is_told",
+    "compile": "test_training_flags.py test_what_the_model_is_told",
+    "tf32": "test_training_flags.py test_what_the_model_is_told",
+    "checkpoint_hist": "test_training_flags.py test_checkpoints_are_kept_by_number_and_written_by_time",
+    "if_disk_full": "test_training_flags.py test_a_full_disk_stops_the_run_or_not",
+    "val_interval": "test_training_flags.py test_evaluations_come_every_so_many_epochs",
+    "precise_bn": "test_training_flags.py test_batch_norm_s_statistics_are_taken_anew",
+    "save_predictions": "test_training_flags.py test_predictions_are_written_if_asked_for",
+    "dry_run": "test_training_flags.py test_a_dry_run_tells_everything_and_trains_nothing",
     "output": "test_launch.py test_the_bare_command_trains",
     "name": "test_prepare.py test_resume_auto_goes_on_with_the_one_that_is_named",
     "resume": "test_train.py test_a_resumed_run_ends_with_the_same_bits",
@@ -86,22 +114,6 @@ def test_every_flag_has_a_test():
         assert re.search(rf"def {test}\(", text), where
         short = {"batch_size": '"-b"', "workers": '"-j"', "config": '"-c"'}.get(flag, "-")
         assert f"--{flag.replace('_', '-')}" in text or short in text, where
-
-
-@pytest.fixture
-def train(gloo_pool, tmp_path):
-    """train(words) runs a small training in one process, and gives its folder."""
-    write_shards(tmp_path / "train", samples(9), samples(8, 9), samples(7, 17))
-    number = 0
-
-    def execute(*words, model=None):
-        nonlocal number
-        number += 1
-        some = ["--data", tmp_path / "train", "--model", "tiny", "--device", "cpu", "--output", tmp_path / "runs", "--name", number]
-        launch(gloo_pool, [*some, "--epochs", 2, "-b", 8, "-j", 0, *words], None, None, model)
-        return tmp_path / "runs" / str(number)
-
-    return execute
 
 
 def last(folder):

@@ -183,3 +183,19 @@ def test_checking_leaves_no_trace() -> None:
 def test_importing_models_does_not_import_torchvision() -> None:
     code = "import sys, models; models.model_names(); models.create_model('tiny', 2); assert 'torchvision' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_timm_s_models_are_there_where_timm_is():
+    pytest.importorskip("timm")
+    for name, head in {"resnet10t": "fc.weight", "vit_tiny_patch16_224": "head.weight", "deit_tiny_patch16_224": "head.weight"}.items():
+        check_model(f"timm:{name}", 7, 64, 2)
+        assert create_model(f"timm:{name}", 7, 64).state_dict()[head].shape[0] == 7
+    with pytest.raises(ValueError, match=r"--model timm:resnt50: timm [\d.]+ has no such model; the nearest are .*resnet50"):
+        create_model("timm:resnt50", 7)
+
+
+def test_without_timm_a_line_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ValueError) as refused:
+        create_model("timm:resnet18", 3)
+    assert str(refused.value) == "--model timm:resnet18: timm is not installed here; run pip install timm, or take one of models/"

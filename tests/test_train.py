@@ -31,6 +31,9 @@ def same_checkpoint(a, b):
         assert left.keys() == right.keys() and len(left) > 5
         for key, value in left.items():
             assert torch.equal(value, right[key]), key
+    average, other = dict(tensors_of(a["ema"])), dict(tensors_of(b["ema"]))
+    assert average.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in average.items())
+    assert a["scaler"] == b["scaler"]
     assert a["stream"] == b["stream"]
     assert (a["progress"]["step"], a["progress"]["best"]) == (b["progress"]["step"], b["progress"]["best"])
 
@@ -66,6 +69,19 @@ def test_a_resumed_run_ends_with_the_same_bits(gloo_pool, picture_shards, tmp_pa
         return [{key: value for key, value in line.items() if key not in untimed} for line in events]
 
     assert told(whole) == told(broken)
+
+
+def test_a_resumed_run_ends_with_the_same_bits_with_everything_on(gloo_pool, picture_shards, tmp_path):
+    paths, val = picture_shards(SIZES), picture_shards([9, 7, 5], name="val")
+    more = ["--val-data", *val, "-j", 2, "--checkpoint-interval", 4, "--ema", 0.9, "--amp", "fp16", "--mixup", 0.4, "--cutmix", 1,
+            "--grad-accum", 2, "--clip-grad", 1, "--auto-augment", "randaugment", "--reprob", 0.5, "--smoothing", 0.1, "--precise-bn", 2,
+            "--opt", "adamw", "--layer-decay", 0.8, "--channels-last", "--checkpoint-hist", 2, "--warmup-steps", 3]  # fmt: skip
+    launch(gloo_pool, base(paths, tmp_path, "whole", 2, *more))
+    launch(gloo_pool, base(paths, tmp_path, "broken", 2, *more), crash_at=7)
+    launch(gloo_pool, [*base(paths, tmp_path, "broken", 2, *more), "--resume", "auto"])
+    whole, broken = last(tmp_path / "runs" / "whole"), last(tmp_path / "runs" / "broken")
+    same_checkpoint(whole, broken)
+    assert whole["ema"] is not None and whole["scaler"]["scale"] > 1
 
 
 def test_global_batches_are_one_sequence_for_every_world_size(gloo_pool, picture_shards, tmp_path):

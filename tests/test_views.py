@@ -13,7 +13,7 @@ from shard_maker import write_shards
 from test_video_training import command, events, videos
 
 from data import build_loader
-from engine.evaluate import normalize
+from engine.forward import normalize
 from engine.views import answer_views, combine
 from models import create_model
 
