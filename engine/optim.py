@@ -56,16 +56,17 @@ SCHEDULES: dict[str, Callable[[float], float]] = {"cosine": _cosine, "step": _st
 def number_layers(model: nn.Module) -> dict[str, int]:
     """Parameter name -> its layer, from 0 at the input; the last is the head.
 
-    A layer is what its parameters' names share up to the first part with a digit in it (layer1.0, conv1, blocks.3, encoder_layer_0); norms
-    and biases belong to the layer before them, where they begin none.
+    A layer is what its parameters' names share up to the first part with a digit in it (layer1.0, conv1, blocks.3, encoder_layer_0); what
+    has norms and biases only belongs to the layer before it.
     """
     layers: dict[str, int] = {}
     known: dict[str, int] = {}
     number = -1
-    for name, parameter in model.named_parameters():
+    with_matrices = {_stem(name) for name, parameter in model.named_parameters() if parameter.ndim > 1}
+    for name, _ in model.named_parameters():
         stem = _stem(name)
         if stem not in known:
-            if parameter.ndim > 1 or number < 0:
+            if stem in with_matrices or number < 0:
                 number += 1
             known[stem] = number
         layers[name] = known[stem]

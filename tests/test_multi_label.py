@@ -49,7 +49,7 @@ def test_labels_become_a_row_of_ones():
     assert (bad.value.reason, bad.value.field) == ("label 'yak' is not one of the 3 class names", "txt")
     with pytest.raises(DataError, match="no label: the sample's fields are png"):
         task.write(batch, 0, {"png": png}, None)
-    with pytest.raises(DataError, match="label True at 'a' is neither an integer nor a class name"):
+    with pytest.raises(DataError, match="label 'True' at 'a' is neither an integer nor a class name"):
         read_labels("json:a", b'{"a": [true]}')
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 from engine import distributed
@@ -95,7 +96,12 @@ def run(pool, world_size=1, **how):
 
 def in_pool(rank, world_size, port, how):
     torch.set_num_threads(1)
-    return train(rank, world_size, port, **how)
+    try:
+        return train(rank, world_size, port, **how)
+    finally:
+        if how.get("compiled"):  # the pool's process has other work after this
+            torch._dynamo.reset()
+            torch._dynamo.config.error_on_recompile = False
 
 
 def same(a, b, tolerance):
@@ -166,8 +172,6 @@ def test_channels_last_changes_the_order_of_sums_only(gloo_pool):
 
 def never_twice():
     """In the pool's process: a second compilation of anything is an error."""
-    import torch._dynamo
-
     torch._dynamo.reset()
     torch._dynamo.config.error_on_recompile = True
     return tiny()

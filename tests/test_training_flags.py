@@ -80,13 +80,13 @@ def test_rates_by_other_flags(train):
 
 def test_parts_of_the_model_have_rates_of_their_own(train):
     def groups(*words):
-        return [(g["lr"], len(g["params"])) for g in last(train("--lr", 0.4, "--sched", "constant", *words))["optimizer"]["param_groups"]]
+        return [(round(g["lr"], 9), len(g["params"])) for g in last(train("--lr", 0.4, "--sched", "constant", *words))["optimizer"]["param_groups"]]
 
     assert groups() == [(0.4, 4), (0.4, 7)]
     # the head's weight and bias; then the backbone's filters and batch norms
-    assert groups("--backbone-lr", 0.1) == pytest.approx([(0.4, 1), (0.4, 1), (0.1, 3), (0.1, 6)])
+    assert groups("--backbone-lr", 0.1) == [(0.4, 1), (0.4, 1), (0.1, 3), (0.1, 6)]
     decayed = groups("--layer-decay", 0.5)
-    assert decayed == pytest.approx([(0.4, 1), (0.4, 1), (0.2, 1), (0.2, 2), (0.1, 1), (0.1, 2), (0.05, 1), (0.05, 2)])
+    assert decayed == [(0.4, 1), (0.4, 1), (0.2, 1), (0.2, 2), (0.1, 1), (0.1, 2), (0.05, 1), (0.05, 2)]
 
 
 def test_frozen_parts_stay_as_they_are(train):
