@@ -62,9 +62,9 @@ def test_momentum_is_the_first_beta_of_adamw() -> None:
 
 
 def test_unknown_names_say_which_exist() -> None:
-    with pytest.raises(ValueError, match=r"^--opt lion: no such optimizer; use one of sgd, adamw$"):
+    with pytest.raises(ValueError, match=r"^--opt lion: no such optimizer; use one of sgd, adamw, adam$"):
         check_optimizer("lion", "cosine")
-    with pytest.raises(ValueError, match=r"^--sched poly: no such schedule; use one of cosine, step, constant$"):
+    with pytest.raises(ValueError, match=r"^--sched poly: no such schedule; use one of cosine, step, linear, constant$"):
         check_optimizer("sgd", "poly")
     for opt in OPTIMIZERS:
         for sched in SCHEDULES:

@@ -80,7 +80,8 @@ def test_rates_by_other_flags(train):
 
 def test_parts_of_the_model_have_rates_of_their_own(train):
     def groups(*words):
-        return [(round(g["lr"], 9), len(g["params"])) for g in last(train("--lr", 0.4, "--sched", "constant", *words))["optimizer"]["param_groups"]]
+        saved = last(train("--lr", 0.4, "--sched", "constant", *words))
+        return [(round(group["lr"], 9), len(group["params"])) for group in saved["optimizer"]["param_groups"]]
 
     assert groups() == [(0.4, 4), (0.4, 7)]
     # the head's weight and bias; then the backbone's filters and batch norms
