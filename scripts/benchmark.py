@@ -135,7 +135,7 @@ def measure_model(name: str, img_size: int, batch_size: int, device: str, second
     import torch
     from torch.nn.functional import cross_entropy
 
-    from engine.evaluate import normalize
+    from engine.forward import normalize
     from models import create_model
 
     model = create_model(name, 1000, img_size).to(device).train()
