@@ -35,7 +35,7 @@ STATES = {"sgd": 1, "adam": 2, "adamw": 2}  # tensors that an optimizer keeps fo
 def dry_run(args: argparse.Namespace, tell: Callable[[str], None] = print) -> None:
     """Tell all of it. Raises ValueError."""
     if args.stream:
-        raise ValueError("--dry-run counts samples and classes, which --stream does not know before it has read them: leave one of them out")
+        raise ValueError("--dry-run counts samples and classes, which --stream does not know before it has read them: leave one out")
     for line in args.messages:
         tell(line)
     for what, shards, labels in (("training", args.shards, args.labels), ("validation", args.val_shards, args.val_labels)):
