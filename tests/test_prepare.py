@@ -63,7 +63,8 @@ def test_the_bare_command_has_sensible_values(worked_out):
     assert (args.opt, args.sched, args.momentum, args.weight_decay) == ("sgd", "cosine", 0.9, 5e-5)
     assert args.lr == pytest.approx(0.1 * 14 / 256)
     assert (args.warmup_epochs, args.warmup_lr) == (1.0, 0.0)
-    assert args.transform == {"scale": None, "hflip": 0.5, "augment": True, "decoder": args.decoder}
+    more = {"auto_augment": None, "color_jitter": 0.0, "reprob": 0.0}
+    assert args.transform == {"scale": None, "hflip": 0.5, "augment": True, "decoder": args.decoder, **more}
     assert (args.nproc_per_node, args.dist_backend, args.num_threads, args.workers) == (1, "gloo", cores(), min(8, cores()))
     assert (args.val_shards, args.val_labels, args.checkpoint, args.folder, args.total) == ([], None, None, None, 140)
     assert args.messages == [
