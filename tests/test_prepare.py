@@ -70,7 +70,7 @@ def test_the_bare_command_has_sensible_values(worked_out):
     assert args.messages == [
         "global batch 14 = 1 x 14",
         "14 samples in 2 shards, 3 classes, pictures of 32x32",
-        f"model resnet18, sgd lr 0.00546875, 10 epochs, cpu, {args.workers} workers a process",
+        f"model resnet18 (11,178,051 parameters, 74 MFLOPs a picture), sgd lr 0.00546875, 10 epochs, cpu, {args.workers} workers a process",
         decoder_line(),
         "no --val-data: no evaluation, and no best.pt",
     ]

@@ -17,7 +17,8 @@ def saver(folder, told=None, keep=0, go_on=False):
 
 
 def with_step(step):
-    return {**content(step), "progress": {"step": step}}
+    values = content(step)
+    return {**values, "progress": {**values["progress"], "step": step}}
 
 
 def test_what_is_written_is_what_was_there_when_it_was_asked_for(tmp_path, monkeypatch):

@@ -16,7 +16,9 @@ def parse(*words):
 
 
 def test_each_kind_of_task_gets_its_settings():
-    assert task_settings(parse("--scale", 0.5, 1, "--no-aug")) == {"scale": (0.5, 1.0), "decoder": "auto", "hflip": 0.5, "augment": False}
+    drawn = {"auto_augment": None, "color_jitter": 0.0, "reprob": 0.0}
+    pictures = {"scale": (0.5, 1.0), "decoder": "auto", "hflip": 0.5, "augment": False, **drawn}
+    assert task_settings(parse("--scale", 0.5, 1, "--no-aug")) == pictures
     assert num_frames(parse()) is None
     clips = parse("--task", "video-classification", "--num-frames", 8, "--short-side", 64, 80, "--hflip", 0)
     expected = {"num_frames": 8, "sampling_rate": 2, "target_fps": 30.0, "short_side": (64, 80), "hflip": 0.0, "augment": True}

@@ -188,10 +188,10 @@ def test_starts_without_torch(shards, tmp_path) -> None:
     code += f"show_batch.main([{str(run)!r}, '--step', '3']); audit.main([{str(run)!r}]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.endswith("exact\nFalse\n"), done.stderr
-    code = "import data; from data import *; print(build_loader, Loader); data.nothing"
+    code = "import data; from data import *; print(build_loader, Loader); data.xyzzy"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert "<function build_loader" in done.stdout
-    assert done.stderr.endswith("AttributeError: module 'data' has no attribute 'nothing'\n")
+    assert done.stderr.endswith("AttributeError: module 'data' has no attribute 'xyzzy'\n")
 
 
 def test_as_a_command(shards, tmp_path) -> None:

@@ -86,7 +86,7 @@ def test_nothing_grows_over_fifty_epochs(tmp_path: Path) -> None:
             late = usages(others)
     assert len(early) == len(late) == 3
     for a, b in zip(early, late, strict=True):
-        assert b["files"] <= a["files"] + 16 and b["files"] < 150  # batches under way differ by a few
+        assert b["files"] <= a["files"] + 16 and b["files"] < files_before + 130  # batches under way differ by a few
         assert b["resident"] <= a["resident"] + (12 << 20)
         assert b["shared"] <= a["shared"] + (2 << 20)
     del batch

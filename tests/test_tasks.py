@@ -91,6 +91,7 @@ def test_a_fault_of_the_code_is_not_a_data_error(monkeypatch: pytest.MonkeyPatch
 def test_tasks_pickle() -> None:
     settings = {
         "image-classification": {"labels": NAMES, "img_size": 32, "scale": (0.5, 1)},
+        "multi-label-classification": {"labels": NAMES, "img_size": 32, "reprob": 0.5},
         "video-classification": {"labels": NAMES, "img_size": 32, "hflip": 0.25},
         "bytes": {"labels": NAMES, "field": "txt"},
         "tokens": {"length": 8, "dtype": "int32"},
