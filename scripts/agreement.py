@@ -45,10 +45,11 @@ CLASSES = 10
 
 
 def create_network() -> nn.Module:
-    """Three convolutions and a linear; nothing in it depends on how a batch is cut."""
+    """Three convolutions and a linear; nothing in it depends on how a batch is cut. Not ReLU: at its kink rounding becomes a jump, and
+    after some dozens of steps even two orders of the same sum are 0.1 % apart."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(),
+        nn.Conv2d(3, 16, 3, stride=2), nn.Tanh(), nn.Conv2d(16, 32, 3, stride=2), nn.Tanh(), nn.Conv2d(32, 32, 3), nn.Tanh(),
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, CLASSES),
     )  # fmt: skip
 
