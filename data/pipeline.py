@@ -28,7 +28,7 @@ from .stages import AssembleBatch, Batch, BatchPlan, ReadColumns, ReadSamples, R
 from .store import ShardFiles
 from .tasks import create_task, default_img_size, has_several_labels, read_classes, resolve_labels, settings_of
 from .urls import relative_names
-from .workers import end_workers, init_worker, received
+from .workers import end_workers, init_worker, received, settle
 
 STATE_VERSION = 1
 
@@ -132,6 +132,8 @@ class Loader:
         loader: DataLoader = DataLoader(
             self._pipeline(), batch_size=None, collate_fn=cast(Any, as_is), worker_init_fn=init_worker, **self._loading
         )
+        if self._loading.get("num_workers"):
+            settle()
         batches = iter(loader)
         if workers := getattr(batches, "_workers", None):
             Finalize(batches, end_workers, (list(workers),), exitpriority=10)

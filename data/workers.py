@@ -32,6 +32,30 @@ def init_worker(worker: int) -> None:
     Queue._on_queue_feeder_error = property(lambda queue: partial(send_reason, queue))  # type: ignore[attr-defined]
 
 
+def settle(seconds: float = 1.0) -> None:
+    """Wait until this process's other threads sleep, before it forks: at most so long.
+
+    A thread of a process group that has just finished a collective still makes or ends its Python thread state. Where the fork comes in
+    between, CPython's lock of these states stays taken in the child, which then hangs before its first instruction (seen with 3.11.7).
+    """
+    own, end, quiet = threading.get_native_id(), time.monotonic() + seconds, 0
+    while quiet < 3 and time.monotonic() < end:
+        time.sleep(0.003)  # and so lets go of the interpreter, for which they may wait
+        quiet = quiet + 1 if all(state == "S" for thread, state in thread_states() if thread != own) else 0
+
+
+def thread_states() -> list[tuple[int, str]]:
+    """(native id, state as in /proc: R runs or could, S sleeps, ...) of this process's threads; none where there is no /proc."""
+    found = []
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
+                found.append((int(thread), file.read().rpartition(")")[2].split()[0]))
+    except OSError:  # no /proc, or a thread that is just gone
+        pass
+    return found
+
+
 def send_reason(queue: Any, error: Exception, item: Any) -> None:
     """What a worker's queue does where it can't send a batch: multiprocessing's drops it, and the rank would wait for it for ever.
 
