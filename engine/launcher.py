@@ -108,6 +108,7 @@ def scratch_folder() -> Iterator[None]:
                 shutil.rmtree(stale.parent, ignore_errors=True)
         except OSError:  # in use, another user's, or gone meanwhile
             continue
+    sweep_shared_memory()
     folder = tempfile.mkdtemp(prefix=SCRATCH, dir=place)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     try:
@@ -121,6 +122,28 @@ def scratch_folder() -> Iterator[None]:
         else:
             os.environ["TMPDIR"] = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_shared_memory() -> None:
+    """Remove from /dev/shm what a killed loader worker left there in the moment between making a batch's memory and taking its name away:
+    torch's names (torch_<pid>_...) of a process that is gone, of this user, that nobody has mapped."""
+    for path in Path("/dev/shm").glob("torch_*_*"):
+        maker = path.name.split("_")[1]
+        try:
+            if maker.isdecimal() and path.stat().st_uid == os.getuid() and not Path("/proc", maker).exists() and not _is_mapped(path):
+                path.unlink()
+        except OSError:  # gone meanwhile
+            continue
+
+
+def _is_mapped(path: Path) -> bool:
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if str(path) in maps.read_text(errors="replace"):
+                return True
+        except OSError:  # another user's, or gone
+            continue
+    return False
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -285,3 +287,19 @@ def test_a_scratch_folder_has_room_for_the_path_of_a_socket(tmp_path, monkeypatc
     with launcher.scratch_folder():
         assert os.path.dirname(tempfile.gettempdir()) == "/tmp"
     assert tempfile.gettempdir() == str(deep)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm") or not os.path.isdir("/proc/self"), reason="there is no /dev/shm or no /proc here")
+def test_shared_memory_that_a_killed_process_left_is_swept():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, mapped, living = (Path("/dev/shm", f"torch_{pid}_{name}") for pid, name in ((gone.pid, "1"), (gone.pid, "2"), (os.getpid(), "3")))
+    for path in (left, mapped, living):
+        path.write_bytes(bytes(4096))
+    try:
+        with open(mapped, "r+b") as file, mmap.mmap(file.fileno(), 4096):
+            launcher.sweep_shared_memory()
+            assert [path.exists() for path in (left, mapped, living)] == [False, True, True]
+    finally:
+        for path in (mapped, living):
+            path.unlink()
