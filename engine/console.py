@@ -24,6 +24,12 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def format_shares(top1: float | None, top5: float | None, correct: int, num_samples: int, bad_samples: int) -> str:
+    """What an evaluation and a test tell alike: top-1 with its counts, top-5."""
+    bad = f", {bad_samples:,} bad" if bad_samples else ""
+    return f"top-1 {format_share(top1)} ({correct:,} of {num_samples:,}{bad}), top-5 {format_share(top5)}"
+
+
 def format_share(share: float | None) -> str:
     """A fraction in 0..1 as a percentage; "-" where no sample was good."""
     return "-" if share is None else f"{100 * share:.2f}%"
@@ -155,11 +161,8 @@ class Console:
     ) -> None:
         """Show an evaluation; `more` may have "map"."""
         mean = f"mAP {format_share(more['map'])}, " if "map" in more else ""
-        bad = f", {bad_samples:,} bad" if bad_samples else ""
-        self.line(
-            f"epoch {epoch + 1}/{self.epochs} evaluation: top-1 {format_share(top1)} ({correct:,} of {num_samples:,}{bad}),"
-            f" top-5 {format_share(top5)}, {mean}loss {format_loss(loss)}"
-        )
+        shares = format_shares(top1, top5, correct, num_samples, bad_samples)
+        self.line(f"epoch {epoch + 1}/{self.epochs} evaluation: {shares}, {mean}loss {format_loss(loss)}")
 
     def test(
         self,
@@ -173,10 +176,7 @@ class Console:
         **more: float | None,
     ) -> None:
         """Show the test."""
-        bad = f", {bad_samples:,} bad" if bad_samples else ""
-        self.line(
-            f"test: top-1 {format_share(top1)} ({correct:,} of {num_samples:,}{bad}), top-5 {format_share(top5)}, loss {format_loss(loss)}"
-        )
+        self.line(f"test: {format_shares(top1, top5, correct, num_samples, bad_samples)}, loss {format_loss(loss)}")
 
     def close(self) -> None:
         """Leave the bar as it stands; safe to call twice."""
