@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -58,14 +59,13 @@ def load_remote(
     unknown = [url for url in sources if url not in counts]
     if unknown:
         size = sum(sources[url].size for url in unknown)
+        how = "fetched into the cache and indexed" if cache else "read through and indexed"
         say(
-            f"{len(unknown):,} of {len(urls):,} shards have no count or index beside them: their {size / 1e6:,.1f} MB are read through "
-            f"first, since no "
-            "order, no length of an epoch and no exact resume can be promised before (scripts/index_shards.py URLS --out PLACE does it "
-            "once and for all; "
-            "--stream starts at once and promises less)"
+            f"{len(unknown):,} of {len(urls):,} shards have no count or index beside them: their {size / 1e6:,.1f} MB are {how} "
+            f"first, {SCAN_THREADS} at once, since no order, no length of an epoch and no exact resume can be promised before "
+            "(scripts/index_shards.py URLS --out PLACE does it once and for all; --stream starts at once and promises less)"
         )
-    results.update(_walk_all(unknown, sources, progress))
+        results.update(_walk_all(unknown, sources, progress, say))
     for url, (count, sha256) in counts.items():
         results[url] = _as_shard(replace(sources[url], sha256=sha256), count, read_damage(sources[url])), False
     return [results[url] for url in urls]
@@ -245,11 +245,14 @@ def _add_indexes(
             counts[url] = number, ""
 
 
-def _walk_all(urls: Sequence[str], sources: Mapping[str, Remote], progress: bool) -> dict[str, Found]:
+def _walk_all(urls: Sequence[str], sources: Mapping[str, Remote], progress: bool, say: Callable[[str], None]) -> dict[str, Found]:
     from tqdm import tqdm
 
-    results: dict[str, Found] = {}
-    with tqdm(total=len(urls), desc="reading shards through", unit="shard", delay=2, disable=not progress, leave=False) as bar:
+    started = time.monotonic()
+    size = sum(sources[url].size for url in urls)
+    with tqdm(
+        total=size, desc=f"indexing {len(urls):,} shards", unit="B", unit_scale=True, delay=2, disable=not progress, leave=False
+    ) as bar:  # fmt: skip
 
         def walk(url: str) -> Found:
             try:
@@ -258,7 +261,10 @@ def _walk_all(urls: Sequence[str], sources: Mapping[str, Remote], progress: bool
             except ShardError as error:
                 return error
             finally:
-                bar.update()
+                bar.update(sources[url].size)
 
-        results.update(zip(urls, remote.map_threads(walk, urls, SCAN_THREADS), strict=True))
+        results = dict(zip(urls, remote.map_threads(walk, urls, SCAN_THREADS), strict=True))
+    seconds = time.monotonic() - started
+    rate = size / 1e6 / seconds
+    say(f"indexed: {len(urls):,} shards, {size / 1e6:,.1f} MB in {seconds:,.1f} s ({rate:,.1f} MB/s); their indexes are kept")
     return results

@@ -82,8 +82,8 @@ def open_fetched(source: Remote, num_samples: int | None) -> int:
         fetch(source, num_samples, wait=True)
 
 
-def fetch(source: Remote, num_samples: int | None, wait: bool) -> bool:
-    """Bring a shard into the cache, unless it is there. False where another process is at it, or there is no room, and `wait` is False.
+def fetch(source: Remote, num_samples: int | None, wait: bool) -> bool | None:
+    """Bring a shard into the cache, unless it is there. Where `wait` is False: None if another process is at it, False if there is no room.
 
     Raises ShardError for what can't be fetched, and for what arrives and is not what it should be.
     """
@@ -91,7 +91,7 @@ def fetch(source: Remote, num_samples: int | None, wait: bool) -> bool:
     assert cache is not None
     with cache.writing(source.entry, wait) as fd:
         if fd is None:
-            return cache.has(source.entry)
+            return cache.has(source.entry) or None
         if not cache.reserve(source.entry, fd, source.size, wait):
             return False
         try:

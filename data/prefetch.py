@@ -151,11 +151,12 @@ def describe_start(plan: Plan, position: int, shards: Sequence[Shard]) -> list[s
         ]
     first = [i for i in block_shards(plan, *block_of(plan, position)).tolist() if sizes[i]]
     missing = [i for i in first if not cache.has(_entry(shards[i]))]
+    besides = "" if 0 in first or not sizes[0] else f"; the first of the list, {_size(int(sizes[0]))}, is read besides, for its labels"
     return [
         f"the first block ({block_size(plan):,} samples) needs {len(first):,} of {np.count_nonzero(sizes):,} remote shards, "
         f"{_size(int(sizes[first].sum()))} of "
         f"{_size(int(sizes.sum()))}; to fetch: {len(missing):,} shards, {_size(int(sizes[missing].sum()))}; cache {cache.folder}, at "
-        f"most {_size(cache.limit)}"
+        f"most {_size(cache.limit)}{besides}"
     ]
 
 
@@ -236,11 +237,13 @@ def _run(shards: Sequence[Shard], plan: Plan, lanes: range | None, job: int, pat
     assert cache is not None
     sizes = remote_sizes(shards)
     pool = ThreadPoolExecutor(THREADS)
+    start = position.value
     while position.value < plan.num_positions:
-        here = block_of(plan, position.value)
-        window = [i for i in window_from(plan, position.value, sizes, cache.limit, lanes) if sizes[i]]
+        here, before_first = block_of(plan, position.value), position.value == start
+        limit = 0 if before_first else cache.limit  # until a batch is handed over the line is for the first block alone
+        window = [i for i in window_from(plan, position.value, sizes, limit, lanes) if sizes[i]]
         _tell(cache, job, path, [_entry(shards[i]) for i in window])
-        while block_of(plan, position.value) == here:
+        while block_of(plan, position.value) == here and (position.value == start) == before_first:
             missing = [i for i in window if not cache.has(_entry(shards[i]))]
             if not missing:
                 time.sleep(POLL)
@@ -252,7 +255,7 @@ def _run(shards: Sequence[Shard], plan: Plan, lanes: range | None, job: int, pat
 
 
 def _fetch_one(left: threading.Event, position: Any, plan: Plan, here: tuple[int, int], shard: Shard) -> bool:
-    """Whether the shard was fetched now. Once there is no room, or the readers are in another block, `left` ends the round."""
+    """Whether the shard is there now. Once there is no room, or the readers are in another block, `left` ends the round."""
     assert shard.remote is not None
     if left.is_set() or block_of(plan, position.value) != here:
         return False
@@ -260,9 +263,9 @@ def _fetch_one(left: threading.Event, position: Any, plan: Plan, here: tuple[int
         fetched = fetch(shard.remote, shard.num_samples, wait=False)
     except ShardError:
         fetched = False  # whoever reads the shard meets the same, and says it
-    if not fetched:
+    if fetched is False:
         left.set()
-    return fetched
+    return bool(fetched)
 
 
 def _tell(cache: ShardCache, job: int, path: str, names: Sequence[str]) -> None:

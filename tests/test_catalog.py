@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import re
 
 import pytest
 from remote_shards import nginx, published, read_ids, site  # noqa: F401
@@ -72,12 +74,27 @@ def test_without_any_of_it_shards_are_read_through_once(site, published, capfd, 
     (site.folder / "001_stats.json").write_text("<html>not JSON</html>")
     shards = load_shards(site.shards(3), cache_dir=cache)
     assert [shard.num_samples for shard in shards] == [7, 0, 4]
-    said = "3 of 3 shards have no count or index beside them: their 0.1 MB are read through first, since no order, "
-    assert said in capfd.readouterr().err
+    how = "read through" if cache_dir == "none" else "fetched into the cache"
+    said = f"3 of 3 shards have no count or index beside them: their 0.1 MB are {how} and indexed first, 4 at once, since no order"
+    err = capfd.readouterr().err
+    assert said in err and re.search(r"\nindexed: 3 shards, 0\.1 MB in [\d.]+ s \([\d.]+ MB/s\); their indexes are kept\n", err)
     assert sorted(path[-7:] for path, *_ in site.requests()) == ["000.tar", "001.tar", "002.tar"]
     assert load_shards(site.shards(3), cache_dir=cache) == shards and site.requests() == []
     assert capfd.readouterr().err == ""
     assert read_ids(shards) == read_ids(paths)
+    assert bool(site.requests()) == (cache_dir == "none")  # what came for its index is trained on, not fetched again
+
+
+def test_jobs_that_start_together_fetch_and_index_each_shard_once(site, published) -> None:
+    published([20] * 6, indexed=False)
+    context = multiprocessing.get_context("fork")
+    jobs = [context.Process(target=load_shards, args=(site.shards(6), None, False, str(site.folder / "cache"))) for _ in range(2)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(60)
+        assert job.exitcode == 0
+    assert sorted(path[-7:] for path, *_ in site.requests()) == [f"{i:03d}.tar" for i in range(6)]
 
 
 def test_a_count_that_is_wrong_is_noticed_when_the_shard_arrives(site, published) -> None:

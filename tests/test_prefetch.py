@@ -134,4 +134,35 @@ def test_the_first_batch_of_a_thousand_shards_needs_a_few_of_them(site, publishe
     fetched = [int(path[-7:-4]) for path, *_ in site.requests()]
     batches.close()  # type: ignore[attr-defined]
     assert len(first) in (4, 5) and len(set(fetched)) == len(fetched) <= 10  # nothing is fetched that the cache can't hold
-    assert first <= {0, *fetched[: len(first) + 4]}  # the block's first, four at a time
+    assert set(fetched[: len(first - {0})]) == first - {0}  # nothing else is asked for before the first batch is handed over
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_nothing_beyond_the_first_block_is_fetched_before_the_first_batch(site, published, num_workers) -> None:
+    published([10] * 30)
+    loader = build_loader(
+        site.shards(30), batch_size=8, num_classes=3, img_size=32, shuffle_block=40, num_workers=num_workers,
+        cache_dir=str(site.folder / "cache"), cache_size=10**9, stages=[slowly],
+    )  # fmt: skip
+    site.requests()
+    (line,) = describe_start(loader.plan, 0, loader.shards)
+    first = set(block_shards(loader.plan, 0, 0).tolist())
+    size = loader.shards[0].num_bytes / 1e6
+    assert 0 not in first and line.endswith(f"; the first of the list, {size:.1f} MB, is read besides, for its labels")
+    batches = iter(loader)
+    next(batches)
+    fetched = [int(path[-7:-4]) for path, *_ in site.requests()]
+    assert len(fetched) <= len(first) + 4  # a few may be on their way since the batch was handed over
+    end = time.monotonic() + 20
+    while len(os.listdir(site.folder / "cache" / "shards")) < 30:  # then all of it comes, since there is room
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    batches.close()  # type: ignore[attr-defined]
+    fetched += [int(path[-7:-4]) for path, *_ in site.requests()]
+    assert set(fetched[: len(first)]) == first and sorted(fetched) == list(range(1, 30))
+
+
+def slowly(samples):
+    """A stage that gives a fetching process time to go too far."""
+    time.sleep(0.3)
+    yield from samples
