@@ -86,6 +86,8 @@ def _expand_one(pattern: str, folder: str, lists: tuple[str, ...]) -> list[str]:
         return _expand_url(pattern, folder, lists)
     if "::" in pattern:
         return [p for part in pattern.split("::") for p in _expand_one(part, folder, lists)]
+    if pattern == "-":
+        raise ShardError("-: standard input is read with --stream alone, as the only source of --data: name shards, or give that")
     if pattern.lower().startswith("pipe:"):
         raise ShardError(f"{pattern}: commands are not run: copy what it writes to a disk, or give --stream and --allow-pipe")
     if is_url(pattern):

@@ -8,13 +8,17 @@ resume.
 
 from __future__ import annotations
 
+import gzip
 import io
+import os
 import random
 import subprocess
 import sys
+import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -24,18 +28,25 @@ from .labels import LabelMap
 from .patterns import expand, expand_braces
 from .shards import Shard
 from .stages import BatchPlan, RawBatch
+from .tar import split_name
 from .timing import READ, lap
 from .urls import base_name, is_url, redact, redact_pattern
 
+STDIN = "-"
+GZIP = b"\x1f\x8b\x08"
 BUFFER = 4096  # samples among which the next one is drawn
 STREAM = 4  # purpose of a seed, beside those of plan.py and the trainer
 _TOLERATED = 100  # shards in a row that can't be read, before it ends
 
 
 def stream_sources(patterns: str | Sequence[str], allow_pipe: bool = False) -> list[str]:
-    """Patterns -> paths, URLs and `pipe:` commands. Raises ShardError; a command is one only where `allow_pipe` is given."""
+    """Patterns -> paths, URLs and `pipe:` commands, or `-`, standard input. Raises ShardError; a command is one only where `allow_pipe` is
+    given."""
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    if given == [STDIN]:
+        return given
     found: list[str] = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in given:
         if pattern.startswith("pipe:") and allow_pipe:
             found += expand_braces(pattern, pattern)
         else:
@@ -74,12 +85,17 @@ class ReadStream:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         samples: Iterator[dict[str, Any]] | None = None
+        handed_out = 0
         for plan in plans:
             if samples is None:  # another start draws in another order
                 samples = self._shuffled(self.rank * num_workers + worker, self.world_size * num_workers, plan.step)
             raw = RawBatch(plan, [], [("", 0, "")] * len(plan.slots.shard), [])
             for slot in np.flatnonzero(plan.slots.valid).tolist():
-                sample = next(samples)
+                sample = next(samples, None)
+                if sample is None:  # no other source ends
+                    advice = "send more, or lower --epochs or --epoch-samples"
+                    raise ShardError(f"--data -: standard input ended after {handed_out:,} samples, and the run asks for more: {advice}")
+                handed_out += 1
                 number = sample.pop("__index__")
                 raw.ids[slot] = (base_name(redact(sample["__url__"])), number, sample["__key__"])
                 raw.samples.append({**sample, "__slot__": slot})
@@ -94,11 +110,13 @@ class ReadStream:
         return iter(shuffle(self.buffer, initial=min(64, self.buffer), rng=draw)(self._samples(reader, num_readers, step)))
 
     def _samples(self, reader: int, num_readers: int, step: int) -> Iterator[dict[str, Any]]:
-        passes = 0
+        passes = num_read = 0
         while True:
+            if passes and self.sources == (STDIN,):
+                return
+            before = num_read
             order = np.random.default_rng((self.seed, STREAM, step, passes)).permutation(len(self.sources))
             failed: list[str] = []
-            num_read = 0
             for number in order[reader::num_readers].tolist():
                 try:
                     for sample in read_shard(self.sources[number]):
@@ -110,33 +128,32 @@ class ReadStream:
                     print(f"warning: {error}: the rest of this shard is left out of this pass", file=sys.stderr, flush=True)
                     if len(failed) >= _TOLERATED:
                         raise
-            if not num_read:
+            if num_read == before:
                 raise ShardError(failed[0] if failed else "--stream: a reader has no samples: give it more shards, or use fewer --workers")
             passes += 1
 
 
 def read_shard(source: str) -> Iterator[dict[str, Any]]:
-    """The samples of one tar, as webdataset groups them; compressed ones too. Raises ShardError where it breaks off."""
-    import tarfile
-
-    from webdataset.tariterators import group_by_keys, tar_file_expander
+    """The samples of one tar, as webdataset groups them; compressed ones, and several joined to one. Raises ShardError where it breaks
+    off."""
+    from webdataset.tariterators import group_by_keys
 
     name = redact(source)
     stream, process = _open(source)
     try:
-        for number, sample in enumerate(group_by_keys(tar_file_expander([{"url": name, "stream": stream}]))):
+        members = _members(stream, name)
+        for number, sample in enumerate(group_by_keys(members, keys=lambda member: split_name(member) or (None, None))):
             yield {**sample, "__index__": number}
         while process is not None and stream.read(1 << 20):
             pass  # a command that can't write its last bytes would fail
         if process is not None and process.wait():
             raise ShardError(f"{name}: the command ended with {process.returncode}")
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        reason = str(error.args[0] if error.args else error).partition(" @ ")[0]  # webdataset adds its objects to an error
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         if isinstance(error, ShardError):
-            raise ShardError(reason) from None
+            raise
         if process is not None and process.wait():
             raise ShardError(f"{name}: the command ended with {process.returncode}") from None
-        raise ShardError(f"{name}: can't be read to its end: {reason[:200]}") from None
+        raise ShardError(f"{name}: can't be read to its end: {str(error)[:200] or type(error).__name__}") from None
     finally:
         stream.close()
         if process is not None:
@@ -144,11 +161,37 @@ def read_shard(source: str) -> Iterator[dict[str, Any]]:
             process.wait()
 
 
-def _open(source: str) -> tuple[BinaryIO, subprocess.Popen[bytes] | None]:
+def _members(stream: io.BufferedReader, name: str) -> Iterator[dict[str, Any]]:
+    """The files of a tar as webdataset's `tar_file_expander` gives them, but beyond end blocks too: `cat a.tar b.tar` joins archives, and
+    gzip files."""
+    packed: Any = gzip.GzipFile(fileobj=stream) if stream.peek(len(GZIP)).startswith(GZIP) else stream
+    with tarfile.open(fileobj=packed, mode="r|*", ignore_zeros=True, tarinfo=_Member) as tar:
+        for member in tar:
+            if member.isreg():
+                file = tar.extractfile(member)
+                assert file is not None
+                yield {"fname": member.name, "data": file.read(), "__url__": name}
+            tar.members = []  # type: ignore[attr-defined]  # or it keeps all that passed
+
+
+class _Member(tarfile.TarInfo):
+    """Beyond end blocks tarfile passes over what is no header: here that is damage."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Any:
+        try:
+            return super().fromtarfile(tarfile_)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(str(error)) from None
+
+
+def _open(source: str) -> tuple[io.BufferedReader, subprocess.Popen[bytes] | None]:
+    if source == STDIN:
+        return open(os.dup(0), "rb"), None
     if source.startswith("pipe:"):
         process = subprocess.Popen(["/bin/sh", "-c", source.removeprefix("pipe:")], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        return process.stdout, process  # type: ignore[return-value]
+        assert isinstance(process.stdout, io.BufferedReader)
+        return process.stdout, process
     if is_url(source):
         return io.BufferedReader(_Pieces(remote.stream(source)), 1 << 20), None
     try:
@@ -176,15 +219,18 @@ class _Pieces(io.RawIOBase):
         return count
 
 
-def check_readers(num_sources: int, world_size: int, num_workers: int) -> None:
+def check_readers(sources: Sequence[str], world_size: int, num_workers: int) -> None:
     """Raises ShardError where some reader would have no shard of its own."""
     readers = world_size * max(1, num_workers)
-    if num_sources < readers:
-        raise ShardError(
-            f"--stream: {num_sources} shards for {readers} readers ({world_size} processes with {max(1, num_workers)} workers each): "
-            f"each needs one of its own: "
-            "use fewer --workers, or more shards"
-        )
+    if len(sources) >= readers:
+        return
+    shown = f"({world_size} processes with {max(1, num_workers)} workers each)"
+    if sources == [STDIN]:
+        advice = "one reads it: give --nproc-per-node 1 and -j 1, or several commands as pipe:COMMAND"
+        raise ShardError(f"--data -: standard input can't be dealt to {readers} readers {shown}: {advice}")
+    raise ShardError(
+        f"--stream: {len(sources)} shards for {readers} readers {shown}: each needs one of its own: use fewer --workers, or more shards"
+    )
 
 
 PROMISE = (

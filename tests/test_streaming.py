@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import os
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import servers
+from commands import ROOT
 from launching import base, global_batches, launch, read_lines
 from remote_shards import nginx, published, site  # noqa: F401
 
@@ -97,10 +99,63 @@ def test_commands_run_only_where_they_are_allowed(picture_shards, tmp_path) -> N
     assert not subprocess.run(["pgrep", "-f", f"cat {folder}"], capture_output=True).stdout
 
 
+def test_joined_archives_are_read_to_their_end(picture_shards, tmp_path) -> None:
+    paths = [Path(path) for path in picture_shards([20, 0, 20])]
+    keys = [f"s{i:05d}" for i in range(40)]
+    (tmp_path / "two.tar").write_bytes(b"".join(path.read_bytes() for path in paths))
+    (tmp_path / "two.tar.gz").write_bytes(b"".join(gzip.compress(path.read_bytes()) for path in paths))
+    for source in (str(tmp_path / "two.tar"), str(tmp_path / "two.tar.gz"), f"pipe:cat {' '.join(map(str, paths))}"):
+        assert [sample["__key__"] for sample in read_shard(source)] == keys
+    content = (tmp_path / "two.tar").read_bytes()
+    for broken in (content[:-40_000], content + b"<html>" * 200, content[: paths[0].stat().st_size + 700], b"<html>" * 200):
+        (tmp_path / "broken.tar").write_bytes(broken)
+        with pytest.raises(ShardError, match="broken.tar: can't be read to its end: "):
+            list(read_shard(str(tmp_path / "broken.tar")))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_standard_input_is_read_once_by_one_reader(picture_shards, num_workers) -> None:
+    paths = picture_shards([30, 30])
+    assert stream_sources("-") == stream_sources(["-"]) == ["-"]
+    with pytest.raises(ShardError, match="-: standard input is read with --stream alone, as the only source of --data"):
+        stream_sources(["-", *paths])
+    (steps,) = read_from_stdin(paths, 60, num_workers)
+    assert sorted(i[2] for ids in steps for i in ids) == [f"s{i:05d}" for i in range(60)]
+    with pytest.raises(ShardError, match="standard input ended after 60 samples, and the run asks for more: send more, or lower --epochs"):
+        read_from_stdin(paths, 61, num_workers)
+
+
+def read_from_stdin(paths, epoch_samples, num_workers):
+    own = os.dup(0)
+    with subprocess.Popen(["cat", *paths], stdout=subprocess.PIPE) as cat:
+        assert cat.stdout is not None
+        os.dup2(cat.stdout.fileno(), 0)
+        try:
+            return read(["-"], epoch_samples, num_workers=num_workers)
+        finally:
+            os.dup2(own, 0)
+            os.close(own)
+
+
 def test_every_reader_needs_a_shard() -> None:
-    check_readers(4, 2, 2)
+    check_readers("abcd", 2, 2)
     with pytest.raises(ShardError, match="--stream: 3 shards for 4 readers .2 processes with 2 workers each.: each needs one of its own"):
-        check_readers(3, 2, 2)
+        check_readers("abc", 2, 2)
+    with pytest.raises(ShardError, match="--data -: standard input can't be dealt to 2 readers .* one reads it: give --nproc-per-node 1"):
+        check_readers(["-"], 2, 1)
+
+
+@pytest.mark.full
+def test_a_run_trains_from_standard_input(picture_shards, tmp_path) -> None:
+    paths = picture_shards([30] * 4)
+    argv = base(["-"], tmp_path, "run", 1, "--stream", "--epoch-samples", 40, "--img-size", 32, "--num-classes", 3)
+    at = argv.index("-j")
+    with subprocess.Popen(["cat", *paths], stdout=subprocess.PIPE) as cat:
+        command = [sys.executable, ROOT / "run.py", *argv[:at], *argv[at + 2 :]]  # the default number of workers: one
+        ran = subprocess.run(list(map(str, command)), cwd=tmp_path, stdin=cat.stdout, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    seen = [i for batch in global_batches(tmp_path / "runs" / "run").values() for i in batch]
+    assert len(seen) == 120 and len({key for *_, key in seen}) == 120
 
 
 def test_a_streamed_run_says_what_it_does_not_promise(gloo_pool, picture_shards, tmp_path) -> None:
