@@ -17,6 +17,7 @@ import torch
 import torch.multiprocessing as mp
 
 from data import build_loader
+from data.tasks import has_several_labels
 from engine import checkpoint, distributed, flags, launcher, runs, weights
 from engine.dry_run import dry_run
 from engine.ema import Ema
@@ -93,7 +94,8 @@ def main(args: argparse.Namespace) -> None:
     def run_test() -> None:
         answer = partial(forward.answer, judged)
         if has_clips(args):
-            answer = partial(answer_views, answer, how=args.ensemble, at_once=args.batch_size // ranks.world_size)
+            views = {"how": args.ensemble, "at_once": args.batch_size // ranks.world_size, "several": has_several_labels(args.task)}
+            answer = partial(answer_views, answer, **views)
         told = {"on_batch": lambda batch: report.batch(progress.step, batch, split="test"), "write_to": folder / TEST_FILE}
         report.test(step=progress.step, **judge(loader=test_loader, answer=answer, **told))
 

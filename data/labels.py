@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
 
 from .decoders import Buffer, decode_json, decode_text, parse_integer
 from .errors import DataError, printable
@@ -140,3 +142,36 @@ def list_fields(fields: Mapping[str, Any]) -> str:
     """Field names for a message, at most twelve."""
     names = sorted(printable(str(name)) for name in fields if not str(name).startswith("__"))
     return (", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")) or "none"
+
+
+class OneLabel:
+    """The part of a task that is about its labels: one class a sample, "label" int64 (n,)."""
+
+    __slots__ = ()
+    labels: LabelMap
+    several_labels: ClassVar[bool] = False
+
+    def new_labels(self, num_slots: int) -> torch.Tensor:
+        """The memory of a batch's labels, all zeros."""
+        return torch.zeros(num_slots, dtype=torch.int64)
+
+    def read_label(self, fields: Mapping[str, Any]) -> Any:
+        """What the slot of "label" becomes. Raises DataError."""
+        return self.labels.parse(fields)
+
+
+class SeveralLabels(OneLabel):
+    """Any number of classes a sample: "label" uint8 (n, classes), 1 for each class that the sample has."""
+
+    __slots__ = ()
+    several_labels: ClassVar[bool] = True
+
+    def new_labels(self, num_slots: int) -> torch.Tensor:
+        """The memory of a batch's labels, all zeros."""
+        return torch.zeros((num_slots, self.labels.num_classes), dtype=torch.uint8)
+
+    def read_label(self, fields: Mapping[str, Any]) -> torch.Tensor:
+        """1 at the classes of a sample. Raises DataError."""
+        row = torch.zeros(self.labels.num_classes, dtype=torch.uint8)
+        row[self.labels.parse_several(fields)] = 1
+        return row

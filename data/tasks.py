@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +17,14 @@ from .augment import augment, check_augmentation
 from .classes import read_classes, resolve_labels
 from .decoders import IMAGE_FIELDS, open_picture
 from .errors import DataError
-from .labels import LabelMap, find_field
+from .labels import LabelMap, OneLabel, SeveralLabels, find_field
 from .records import Bytes, Tokens
 from .scan import median_side
 from .shards import Shard
 from .stills import short_side
 from .transforms import choose_decoder, eval_transform, train_transform
 from .video import VIDEO_FIELDS
-from .video_task import VideoClassification
+from .video_task import MultiLabelVideoClassification, VideoClassification
 
 __all__ = [
     "TASKS", "ImageClassification", "LabelMap", "VideoClassification", "create_task", "default_img_size", "find_picture",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageClassification:
+class ImageClassification(OneLabel):
     """A picture in any of IMAGE_FIELDS and its class: "image" uint8 (n, 3, img_size, img_size), "label" int64 (n,)."""
 
     training: bool
@@ -46,7 +46,6 @@ class ImageClassification:
     auto_augment: str | None = None
     color_jitter: float = 0.0
     reprob: float = 0.0
-    several_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.img_size < 1:
@@ -62,7 +61,7 @@ class ImageClassification:
         """The memory of a batch, all zeros."""
         return {
             "image": torch.zeros((num_slots, 3, self.img_size, self.img_size), dtype=torch.uint8),
-            "label": torch.zeros(num_slots, dtype=torch.int64),
+            "label": self.new_labels(num_slots),
         }
 
     def write(self, batch: dict[str, torch.Tensor], slot: int, fields: Mapping[str, Any], rng: np.random.Generator | None) -> None:
@@ -82,27 +81,11 @@ class ImageClassification:
         batch["label"][slot] = label
 
 
-    def read_label(self, fields: Mapping[str, Any]) -> Any:
-        """What the slot of "label" becomes. Raises DataError."""
-        return self.labels.parse(fields)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MultiLabelClassification(ImageClassification):
+class MultiLabelClassification(SeveralLabels, ImageClassification):
     """A picture and any number of classes: "image" as above, "label" uint8 (n, classes), 1 for each class that the picture has."""
 
-    several_labels: ClassVar[bool] = True
+    __slots__ = ()
 
-    def new_batch(self, num_slots: int) -> dict[str, torch.Tensor]:
-        """The memory of a batch, all zeros."""
-        batch = ImageClassification.new_batch(self, num_slots)
-        return {**batch, "label": torch.zeros((num_slots, self.labels.num_classes), dtype=torch.uint8)}
-
-    def read_label(self, fields: Mapping[str, Any]) -> torch.Tensor:
-        """1 at the classes of a sample. Raises DataError."""
-        row = torch.zeros(self.labels.num_classes, dtype=torch.uint8)
-        row[self.labels.parse_several(fields)] = 1
-        return row
 
 
 def find_picture(fields: Mapping[str, Any]) -> str:
@@ -114,6 +97,7 @@ TASKS: dict[str, type] = {
     "image-classification": ImageClassification,
     "multi-label-classification": MultiLabelClassification,
     "video-classification": VideoClassification,
+    "multi-label-video-classification": MultiLabelVideoClassification,
     "bytes": Bytes,
     "tokens": Tokens,
 }
@@ -138,7 +122,7 @@ def default_img_size(shards: Sequence[Shard], task: str = "image-classification"
     """The median short side of the first pictures (or videos), up to a multiple of 32, within 32..224. Raises ShardError where there is
     none."""
     settings_of(task)
-    if TASKS[task] is VideoClassification:
+    if has_clips(task):
         return median_side(shards, VIDEO_FIELDS, short_side, 16, "video")
     return median_side(shards, IMAGE_FIELDS, lambda data: min(open_picture(data).size), 256, "picture")
 
@@ -146,3 +130,8 @@ def default_img_size(shards: Sequence[Shard], task: str = "image-classification"
 def has_several_labels(name: str) -> bool:
     """Whether a sample of this task has any number of labels."""
     return name in TASKS and bool(getattr(TASKS[name], "several_labels", False))
+
+
+def has_clips(name: str) -> bool:
+    """Whether a sample of this task is a clip."""
+    return name in TASKS and issubclass(TASKS[name], VideoClassification)

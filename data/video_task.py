@@ -15,12 +15,12 @@ import torch
 
 from .clips import ClipShape, eval_clip, train_clip, view_clips
 from .errors import DataError
-from .labels import LabelMap, find_field
+from .labels import LabelMap, OneLabel, SeveralLabels, find_field
 from .video import VIDEO_FIELDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoClassification:
+class VideoClassification(OneLabel):
     """A video in any of VIDEO_FIELDS and its class: "image" uint8 (n, 3, num_frames, img_size, img_size), "label" int64 (n,).
 
     With num_views or num_crops a slot holds all clips of its video: "image" (n, num_views * num_crops, 3, ...).
@@ -61,12 +61,12 @@ class VideoClassification:
         clips = () if self.num_clips is None else (self.num_clips,)
         return {
             "image": torch.zeros((num_slots, *clips, 3, self.num_frames, self.img_size, self.img_size), dtype=torch.uint8),
-            "label": torch.zeros(num_slots, dtype=torch.int64),
+            "label": self.new_labels(num_slots),
         }
 
     def write(self, batch: dict[str, torch.Tensor], slot: int, fields: Mapping[str, Any], rng: np.random.Generator | None) -> None:
         """Fills a slot; `rng` is needed only where `training`. Raises DataError, and then the slot holds anything."""
-        label = self.labels.parse(fields)
+        label = self.read_label(fields)
         name = find_field(fields, VIDEO_FIELDS, "video")
         shape = ClipShape(self.num_frames, self.sampling_rate, self.target_fps, self.img_size)
         out = batch["image"][slot]
@@ -81,3 +81,9 @@ class VideoClassification:
         except DataError as error:
             raise DataError(error.reason, field=name) from None
         batch["label"][slot] = label
+
+
+class MultiLabelVideoClassification(SeveralLabels, VideoClassification):
+    """A video and any number of classes: "image" as above, "label" uint8 (n, classes), 1 for each class that the video has."""
+
+    __slots__ = ()

@@ -24,10 +24,21 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def format_shares(top1: float | None, top5: float | None, correct: int, num_samples: int, bad_samples: int) -> str:
-    """What an evaluation and a test tell alike: top-1 with its counts, top-5."""
+def format_result(
+    *,
+    num_samples: int,
+    bad_samples: int,
+    loss: float | None,
+    top1: float | None,
+    top5: float | None,
+    correct: int,
+    **more: float | None,
+) -> str:
+    """What an evaluation and a test tell alike: top-1 with its counts, top-5, loss; `more` may have "map"."""
     bad = f", {bad_samples:,} bad" if bad_samples else ""
-    return f"top-1 {format_share(top1)} ({correct:,} of {num_samples:,}{bad}), top-5 {format_share(top5)}"
+    mean = f"mAP {format_share(more['map'])}, " if "map" in more else ""
+    shares = f"top-1 {format_share(top1)} ({correct:,} of {num_samples:,}{bad}), top-5 {format_share(top5)}"
+    return f"{shares}, {mean}loss {format_loss(loss)}"
 
 
 def format_share(share: float | None) -> str:
@@ -146,37 +157,13 @@ class Console:
             f" in {format_seconds(seconds)}, waiting for data {100 * data_wait:.1f}%"
         )
 
-    def eval(
-        self,
-        *,
-        epoch: int,
-        num_samples: int,
-        bad_samples: int,
-        loss: float | None,
-        top1: float | None,
-        top5: float | None,
-        correct: int,
-        mean_class_top1: float | None = None,
-        **more: float | None,
-    ) -> None:
-        """Show an evaluation; `more` may have "map"."""
-        mean = f"mAP {format_share(more['map'])}, " if "map" in more else ""
-        shares = format_shares(top1, top5, correct, num_samples, bad_samples)
-        self.line(f"epoch {epoch + 1}/{self.epochs} evaluation: {shares}, {mean}loss {format_loss(loss)}")
+    def eval(self, *, epoch: int, **result: Any) -> None:
+        """Show an evaluation."""
+        self.line(f"epoch {epoch + 1}/{self.epochs} evaluation: {format_result(**result)}")
 
-    def test(
-        self,
-        *,
-        num_samples: int,
-        bad_samples: int,
-        loss: float | None,
-        top1: float | None,
-        top5: float | None,
-        correct: int,
-        **more: float | None,
-    ) -> None:
+    def test(self, **result: Any) -> None:
         """Show the test."""
-        self.line(f"test: {format_shares(top1, top5, correct, num_samples, bad_samples)}, loss {format_loss(loss)}")
+        self.line(f"test: {format_result(**result)}")
 
     def close(self) -> None:
         """Leave the bar as it stands; safe to call twice."""

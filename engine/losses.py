@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from data.tasks import has_several_labels
+
 Loss = Callable[[Tensor, Tensor, float], Tensor]
 
 
@@ -44,4 +46,4 @@ def masked_losses(loss: Loss, logits: Tensor, targets: Tensor, valid: Tensor, sm
 
 def default_loss(task: str) -> str:
     """The name in LOSSES that a task takes when none is said."""
-    return "bce" if task == "multi-label-classification" else "ce"
+    return "bce" if has_several_labels(task) else "ce"

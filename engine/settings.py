@@ -10,6 +10,8 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
+from data import tasks
+
 # flag -> what it is for, where only one kind of task has it
 PICTURE_FLAGS = ("scale", "decoder", "auto_augment", "color_jitter", "reprob")
 CLIP_FLAGS = ("num_frames", "sampling_rate", "target_fps", "short_side")
@@ -19,7 +21,7 @@ VIEWS, CROPS = 10, 3  # SlowFast's test
 
 def has_clips(args: argparse.Namespace) -> bool:
     """Whether a sample is a clip, not a picture."""
-    return args.task == "video-classification"
+    return tasks.has_clips(args.task)
 
 
 def task_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -64,13 +64,14 @@ def _read_file(path: Path, flag: str) -> Weights:
     except Exception as error:  # torch raises many types here, all of them about the file
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{flag} {path}: torch can't load it with weights_only=True ({reason}); give a file of weights") from None
-    for key in ("ema", "model_ema", "state_dict", "model"):  # ours; timm's and torchvision's references
+    for key in ("ema", "model_ema", "state_dict", "model", "model_state"):  # ours; timm's and torchvision's references; PySlowFast's
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
     weights = {name.removeprefix("module."): value for name, value in content.items()} if isinstance(content, dict) else {}
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise ValueError(f"{flag} {path}: no weights in it; it must hold a dict of tensors, or one under 'model' or 'state_dict'")
+        places = "a dict of tensors, or one under 'model', 'state_dict' or 'model_state'"
+        raise ValueError(f"{flag} {path}: no weights in it; it must hold {places}")
     return weights
 
 

@@ -30,6 +30,7 @@ from data.errors import printable  # noqa: E402
 from data.labels import find_field  # noqa: E402
 from data.store import ShardFiles  # noqa: E402
 from data.tar import parse_sample  # noqa: E402
+from data.tasks import has_clips, has_several_labels  # noqa: E402
 from data.transforms import eval_transform  # noqa: E402
 from data.video import VIDEO_FIELDS  # noqa: E402
 from engine import checkpoint  # noqa: E402
@@ -90,8 +91,9 @@ class Predictor:
         self.img_size, self.device = flags["img_size"], torch.device(device)
         self.names = saved["class_names"] or [str(number) for number in range(flags["num_classes"])]
         self.top = min(top, len(self.names))
+        self.several = has_several_labels(flags["task"])
         self.clip: ClipShape | None = None
-        if flags["task"] == "video-classification":
+        if has_clips(flags["task"]):
             self.clip = ClipShape(flags["num_frames"], flags["sampling_rate"], flags["target_fps"], self.img_size)
         self.endings = IMAGE_FIELDS if self.clip is None else VIDEO_FIELDS
         options = model_options(flags.get("model_kwargs"))
@@ -108,7 +110,8 @@ class Predictor:
     def predict(self, pictures: Sequence[tuple[str, torch.Tensor]]) -> list[Prediction]:
         """The most likely classes of transformed pictures, uint8 (3, img_size, img_size), or clips, (3, T, img_size, img_size)."""
         images = torch.stack([image for _, image in pictures]).to(self.device)
-        shares, classes = self.model(normalize(images)).float().softmax(1).topk(self.top)
+        logits = self.model(normalize(images)).float()
+        shares, classes = (logits.sigmoid() if self.several else logits.softmax(1)).topk(self.top)
         rows = zip(pictures, classes.tolist(), shares.tolist(), strict=True)
         return [Prediction(name, [(self.names[c], s) for c, s in zip(cs, ss, strict=True)]) for (name, _), cs, ss in rows]
 

@@ -289,6 +289,6 @@ def test_under_torchrun_its_numbers_count(worked_out, monkeypatch):
 def test_a_task_that_is_not_of_pictures_is_refused(worked_out):
     with pytest.raises(ValueError, match=r"^--task bytes: run.py trains on pictures and videos; read other samples with data.build_loader"):
         worked_out("--data", "train", "--task", "bytes")
-    known = "image-classification, multi-label-classification, video-classification, bytes, tokens"
+    known = "image-classification, multi-label-classification, video-classification, multi-label-video-classification, bytes, tokens"
     with pytest.raises(ValueError, match=f"task 'tea' is unknown; there are {known}"):
         worked_out("--data", "train", "--task", "tea")

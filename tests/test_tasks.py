@@ -93,6 +93,7 @@ def test_tasks_pickle() -> None:
         "image-classification": {"labels": NAMES, "img_size": 32, "scale": (0.5, 1)},
         "multi-label-classification": {"labels": NAMES, "img_size": 32, "reprob": 0.5},
         "video-classification": {"labels": NAMES, "img_size": 32, "hflip": 0.25},
+        "multi-label-video-classification": {"labels": NAMES, "img_size": 32},
         "bytes": {"labels": NAMES, "field": "txt"},
         "tokens": {"length": 8, "dtype": "int32"},
     }
@@ -119,5 +120,5 @@ def test_settings_out_of_range(settings: dict, message: str) -> None:
 
 
 def test_unknown_task() -> None:
-    with pytest.raises(ValueError, match="^task 'image-segmentation' is unknown; there are .*, video-classification, bytes, tokens$"):
+    with pytest.raises(ValueError, match="^task 'image-segmentation' is unknown; there are .*-video-classification, bytes, tokens$"):
         create_task("image-segmentation", training=True, labels=NAMES, img_size=32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from test_video_training import command, events, videos
 
 from data import build_loader
 from engine.forward import normalize
+from engine.scores import average_precision
 from engine.views import answer_views, combine
 from models import create_model
 
@@ -123,6 +125,31 @@ def test_a_run_trains_and_then_tests(gloo_pool: GlooPool, tmp_path: Path) -> Non
     launch(gloo_pool, again)  # both, as the run had them
     assert events(tmp_path / "runs" / "again", "test")[0]["correct"] == line["correct"]
     assert len(events(tmp_path / "runs" / "again", "eval")) == 1
+
+
+def test_videos_with_several_labels_are_judged_by_mean_average_precision(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """The scores of a video are the means of its clips' probabilities of each class alone."""
+    samples = videos(7)
+    for number, sample in enumerate(samples):
+        sample["json"] = json.dumps({"tags": [f"class {n}" for n in range(3) if number >> n & 1]}).encode()
+    test = write_shards(tmp_path / "test", samples[:4], samples[4:])
+    paths = [shard.path for shard in test]
+    words = ["--task", "multi-label-video-classification", "--label", "json:tags"]
+    launch(gloo_pool, command(paths, tmp_path, "several", 2, "--test-data", *paths, *VIEWS, *words))
+    [line] = events(tmp_path / "runs" / "several", "test")
+    with np.load(tmp_path / "runs" / "several" / "predictions.npz") as file:
+        told = dict(file)
+    assert told["labels"].tolist() == [[number >> n & 1 for n in range(3)] for number in range(7)] and line["num_samples"] == 7
+    assert line["map"] == pytest.approx(float(np.nanmean(average_precision(told["scores"], told["labels"]))))
+    model = create_model("tiny", 3)
+    model.load_state_dict(torch.load(tmp_path / "runs" / "several" / "checkpoints" / "last.pt", weights_only=True)["model"])
+    loader = build_loader(test, batch_size=7, task=words[1], label=words[3], img_size=32, training=False,
+                          transform={"num_frames": 8, "sampling_rate": 1, "num_views": 3, "num_crops": 2})  # fmt: skip
+    [batch] = loader
+    with torch.inference_mode():
+        scores = model.eval()(normalize(batch["image"].flatten(0, 1))).sigmoid().unflatten(0, (7, 6)).mean(1)
+    assert np.allclose(torch.from_numpy(told["scores"]).sigmoid(), scores, atol=1e-5)
+    assert "mAP " in (tmp_path / "runs" / "several" / "log.txt").read_text()
 
 
 def test_pictures_are_tested_as_they_are_evaluated(gloo_pool: GlooPool, picture_shards, tmp_path: Path) -> None:

@@ -45,12 +45,19 @@ def test_what_is_no_file_of_weights_is_named(tmp_path):
     for name, reason in {
         "no.pt": "there is no such file; give a .pt or .pth file of weights",
         "text.pt": "torch can't load it with weights_only=True (",
-        "none.pt": "no weights in it; it must hold a dict of tensors, or one under 'model' or 'state_dict'",
+        "none.pt": "no weights in it; it must hold a dict of tensors, or one under 'model', 'state_dict' or 'model_state'",
     }.items():
         for read, flag in ((lambda path: read_pretrained(path, "tiny"), "--pretrained"), (read_weights, "--init-from")):
             with pytest.raises(ValueError) as refused:
                 read(str(tmp_path / name))
             assert str(refused.value).startswith(f"{flag} {tmp_path}/{name}: {reason}") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", "model_state", "model_ema"])
+def test_weights_are_found_where_other_programs_keep_them(tmp_path, key):
+    theirs = create_model("tiny", 3).state_dict()
+    torch.save({"epoch": 3, "cfg": "TRAIN: {}", key: {f"module.{name}": value for name, value in theirs.items()}}, tmp_path / "theirs.pyth")
+    assert read_pretrained(str(tmp_path / "theirs.pyth"), "tiny").keys() == theirs.keys()
 
 
 def test_torchvision_s_weights_are_its_models_only_and_need_a_network(monkeypatch):
