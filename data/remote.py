@@ -1,9 +1,8 @@
 """Bytes of files in other places, through fsspec: HTTP, S3, GCS, the Hub, Azure, and what else is installed.
 
 in: a URL  ->  out: its size and tag, ranges of its bytes; or a local file goes there
-Invariant: a range that is returned is whole and of the version that was asked for. What may pass is tried again: resets, time-outs, 408,
-429, 5xx, short
-reads. What won't pass is a ShardError of one line without secrets.
+Invariant: a range that is returned is whole and of the version that was asked for. What may pass is tried again (retrying.py). What won't
+pass is a ShardError of one line without secrets.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ S = TypeVar("S")
 
 
 class Stat(NamedTuple):
-    """`tag` changes when the content does (an ETag mostly; empty where the store tells none); `start`: the first bytes, where they "
-    "came along."""
+    """`tag` changes with the content (an ETag mostly; empty where there is none); `start`: the first bytes, where they came along."""
 
     size: int
     tag: str
@@ -189,6 +187,8 @@ def open_store(url: str) -> tuple[Any, str]:
     try:
         from fsspec.registry import get_filesystem_class
 
+        if name in ("gs", "gcs"):  # else gcsfs asks for the kind of a bucket over gRPC, which is not made for forked readers
+            os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         if name in STORES:
             importlib.import_module(STORES[name][0])
         kind = get_filesystem_class(name)

@@ -1,4 +1,4 @@
-"""Servers on loopback for tests of remote shards: nginx for HTTP, a proxy in front of it that injects faults, moto's server for S3.
+"""Servers on loopback for tests of remote shards: nginx for HTTP, a proxy in front of it that injects faults, moto's for S3, one for GCS.
 
 in: a folder, or nothing  ->  out: the URL of a running server, which ends with the test
 Invariant: every one listens on a free port of its own, and leaves no process behind.
@@ -107,6 +107,15 @@ def s3_server() -> Iterator[str]:
     """moto's S3 server: its endpoint."""
     port = free_port()
     with running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def gs_server() -> Iterator[str]:
+    """A server that speaks GCS's JSON API: its endpoint."""
+    port = free_port()
+    words = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"]
+    with running(words, port):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -49,6 +49,24 @@ def bucket(s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return f"s3://{name}"
 
 
+@pytest.fixture(scope="module")
+def gs() -> Iterator[str]:
+    with servers.gs_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=["s3", "gs"])
+def any_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket's URL, of each kind of store in turn."""
+    if request.param == "s3":
+        return request.getfixturevalue("bucket")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("gs"))
+    monkeypatch.setattr(remote, "_stores", {})
+    name = f"bucket-{os.urandom(4).hex()}"
+    remote.open_store("gs://x/y")[0].mkdir(name)
+    return f"gs://{name}"
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("cache_dir", [None, "none"])
@@ -71,8 +89,9 @@ def test_columns_are_those_of_local_files(site, tmp_path, cache_dir) -> None:
 
 
 @pytest.mark.parametrize("cache_dir", [None, "none"])
-def test_the_audit_over_s3_is_that_of_local_files(bucket, picture_shards, tmp_path, cache_dir, monkeypatch) -> None:
+def test_the_audit_over_object_stores_is_that_of_local_files(any_bucket, picture_shards, tmp_path, cache_dir, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    bucket = any_bucket
     paths = picture_shards([*SIZES, 4, 4, 4])
     load_shards(paths)
     for path in paths:
@@ -100,6 +119,29 @@ def load_fresh(shards, tmp_path):
 
     cache = open_cache(str(tmp_path / "fresh"), None)
     return [replace(shard, remote=replace(shard.remote, cache=cache)) for shard in shards]
+
+
+@pytest.mark.parametrize("cache_dir", [None, "none"])
+def test_signed_urls_of_a_list_are_read_and_kept_out_of_what_is_told(bucket, picture_shards, tmp_path, cache_dir, monkeypatch) -> None:
+    """Each shard has a signature of its own, as an S3 server gives them; nothing is published beside the shards."""
+    import boto3
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    paths = picture_shards(SIZES)
+    client, signed = boto3.client("s3"), []
+    for path in paths:
+        remote.upload(path, f"{bucket}/signed/{os.path.basename(path)}")
+        key = {"Bucket": bucket.removeprefix("s3://"), "Key": f"signed/{os.path.basename(path)}"}
+        signed.append(client.generate_presigned_url("get_object", Params=key))
+    assert all("Signature=" in url and "AWSAccessKeyId=" in url for url in signed)
+    (tmp_path / "signed.txt").write_text("\n".join(signed))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    shards = load_shards(str(tmp_path / "signed.txt"), cache_dir=cache_dir)
+    assert read_ids(shards, num_workers=2) == read_ids(paths)
+    told = [repr(shards), *(os.path.join(folder, name) for folder, _, names in os.walk(tmp_path / "xdg") for name in names)]
+    assert not [text for text in told if "Signature" in text or "AWSAccessKeyId" in text]
+    assert shards[0].path == signed[0].partition("?")[0]
 
 
 def test_faults_leave_the_audit_as_it_is(site, published) -> None:
