@@ -44,13 +44,13 @@ lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m mypy .
 
-# The JPEG decoder in C, where a compiler and libjpeg-turbo's header are; silent where not, and where it is built already.
+# What is in C, where a compiler (and for JPEGs libjpeg-turbo's header) is; silent where not, and where it is built already.
 native:
 	@sh data/native/build.sh
 
 # Shards and runs stay: they may be yours.
 clean:
-	rm -rf $(VENV) data/native/jpeg.so .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) data/native/*.so .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted install is done again.

@@ -7,7 +7,7 @@
 | 0     | classes.py (scan.py, labels.py)  | shards, a label source                  | the classes, how to find a sample's           |
 | 1     | plan.py                          | samples per shard, seed, position, rank | Slots: epoch, shard, index, valid of each     |
 | 2     | store.py (cache.py)              | a shard, an index in it                 | the bytes of that sample                      |
-| 2     | tar.py (columns.py)              | those bytes (of one, of a whole batch)  | key, {field: bytes} (Columns)                 |
+| 2     | tar.py (columns.py, native/)     | those bytes (of one, of a whole batch)  | key, {field: bytes} (Columns)                 |
 | 3     | your stages                      | encoded sample dicts                    | the same                                      |
 | 4     | tasks.py (video_task.py)         | {field: bytes}, an rng                  | a slot of the batch's tensors, filled         |
 | 4     | records.py                       | Columns                                 | the tensors of bytes and tokens, filled       |

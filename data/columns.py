@@ -1,8 +1,9 @@
 """The samples of a batch all at once: their headers are checked and read as arrays, their fields are places in one buffer.
 
 in: a buffer with one sample after the other, where each starts  ->  out: `Columns`: {field: (start, size) of every slot}, and the keys
-Invariant: what comes out is what `tar.locate_fields` says of each sample. Every checksum is verified, and whatever is not an ordinary
-header goes through it, so that a stale index, a doubled field or a long name is found and told in the same way.
+Invariant: what comes out is what `tar.locate_fields` says of each sample, in C (native/samples.c) as with numpy. Every checksum is
+verified, and whatever is not an ordinary header goes through it, so that a stale index, a doubled field or a long name is found and told
+in the same way.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DataError
+from .native import gathering
 from .tar import BLOCK, locate_fields
 
 _NAME = 100  # bytes of a name field
@@ -59,9 +61,50 @@ def parse_samples(
     """Sample i is `data[place[i] : place[i] + size[i]]`; places are multiples of 512, and `data` is as long as whole blocks. `offset` (of
     each in its shard) and `shard_names` are for messages. Returns the columns, the key of each sample as the tar has it, and the bad
     samples. Raises StaleIndexError where the bytes are not exactly one sample."""
+    if gathering.is_there():
+        fields, length = gathering.parse(data, place, size)
+        keys = _cut_keys(data, place, length)
+        odd = length < 0
+    else:
+        fields, keys, odd = _parse(data, place, size)
+    num = len(place)
+    errors = []
+    present = np.ones(num, bool)
+    for i in np.flatnonzero(odd).tolist():
+        for _, known in fields.values():
+            known[i] = -1
+        try:
+            keys[i], places = locate_fields(data[place[i] : place[i] + size[i]].data, int(offset[i]), shard_names[i])
+        except DataError as error:
+            keys[i], present[i] = error.key, False
+            errors.append((i, error))
+        else:
+            for name, (start, num_bytes) in places.items():
+                _put(fields, num, name, i, int(place[i]) + start, num_bytes)
+    return Columns(data, fields, present), keys, errors
+
+
+def _cut_keys(data: np.ndarray, place: np.ndarray, length: np.ndarray) -> list[str]:
+    """The keys that begin at these places."""
+    length = np.maximum(length, 0)
+    ends = np.cumsum(length)
+    raw = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    gathering.gather(data, place, length, raw)
+    cuts = zip((ends - length).tolist(), ends.tolist(), strict=True)
+    joined = raw.tobytes()
+    if joined.isascii():
+        text = joined.decode("ascii")
+        return [text[a:b] for a, b in cuts]
+    return [joined[a:b].decode("utf-8", "surrogateescape") for a, b in cuts]
+
+
+def _parse(
+    data: np.ndarray, place: np.ndarray, size: np.ndarray
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[str], np.ndarray]:
+    """The fields, the keys, and which samples are odd: left to locate_fields."""
     num = len(place)
     fields: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    odd = np.zeros(num, bool)  # left to locate_fields
+    odd = np.zeros(num, bool)
     blocks = data.reshape(-1, BLOCK)
     row, stop = place // BLOCK, -(-(place + size) // BLOCK)
     alive = np.arange(num)
@@ -75,7 +118,7 @@ def parse_samples(
             first_names, first_dots = names, dots
             keys = _decode_keys(names, dots)
         else:
-            named &= _same_key(names, first_names[alive], first_dots[alive])
+            named &= _same_key(names, first_names[alive], first_dots[alive]) & (dots == first_dots[alive])
         following = row[alive] + 1 + -(-sizes // BLOCK)
         good = ordinary & named & (following <= stop[alive]) & ((row[alive] + 1) * BLOCK + sizes <= place[alive] + size[alive])
         odd[alive[~good]] = True
@@ -83,20 +126,7 @@ def parse_samples(
         row[alive] = following
         alive = alive[good & (following < stop[alive])]
         alive = alive[~odd[alive]]
-    errors = []
-    present = np.ones(num, bool)
-    for i in np.flatnonzero(odd).tolist():
-        for _, known in fields.values():
-            known[i] = -1
-        try:
-            keys[i], places = locate_fields(data[place[i] : place[i] + size[i]].data, int(offset[i]), shard_names[i])
-        except DataError as error:
-            keys[i], present[i] = error.key, False
-            errors.append((i, error))
-        else:
-            for name, (start, length) in places.items():
-                _put(fields, num, name, i, int(place[i]) + start, length)
-    return Columns(data, fields, present), keys, errors
+    return fields, keys, odd
 
 
 def _check(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -31,6 +31,7 @@ from .urls import relative_names
 from .workers import end_workers, init_worker, received, settle
 
 STATE_VERSION = 1
+PLANNED = 4096  # slots at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,15 @@ class PlanSource:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         timing.restart(worker, self.profile)
-        for n in range(worker, self.plan.num_steps(self.start, self.batch_size), num_workers):
-            position = self.start + n * self.batch_size
-            slots = self.plan.batch(position, self.batch_size, self.rank, self.world_size)
-            timing.lap(timing.WAIT)
-            yield BatchPlan(self.step + n, self.plan.epochs_completed(position, self.batch_size), slots)
+        mine = range(worker, self.plan.num_steps(self.start, self.batch_size), num_workers)
+        several = max(1, PLANNED * self.world_size // self.batch_size)
+        for first in range(0, len(mine), several):
+            numbers = mine[first : first + several]
+            starts = [self.start + n * self.batch_size for n in numbers]
+            planned = self.plan.batches(starts, self.batch_size, self.rank, self.world_size)
+            for n, position, slots in zip(numbers, starts, planned, strict=True):
+                timing.lap(timing.WAIT)
+                yield BatchPlan(self.step + n, self.plan.epochs_completed(position, self.batch_size), slots)
 
 
 def as_is(batch: Batch) -> Batch:

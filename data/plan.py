@@ -8,7 +8,7 @@ the stream, they never change it; nothing before a position has to be played to 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
@@ -148,8 +148,9 @@ class Plan:
         lane_size = short + (lane < longer)
         block, within = np.divmod(j, self.shuffle_block)
         size = np.minimum(self.shuffle_block, lane_size - block * self.shuffle_block)
-        pairs, which = np.unique(np.stack([lane, block]), axis=1, return_inverse=True)
-        keys = np.stack([_keys(self.seed, epoch, BLOCK, int(x), int(b)) for x, b in pairs.T])[which.reshape(-1)]
+        num_blocks = -(-(short + 1) // self.shuffle_block)
+        pairs, which = np.unique(lane * num_blocks + block, return_inverse=True)
+        keys = np.stack([_keys(self.seed, epoch, BLOCK, *divmod(pair, num_blocks)) for pair in pairs.tolist()])[which]
         lane_start = lane * short + np.minimum(lane, longer)
         return lane_start + block * self.shuffle_block + permute(within, size, keys)
 
@@ -159,14 +160,20 @@ class Plan:
         Slots are dealt in order of lanes, so that a machine can keep to its own lanes. A rank whose share is one short is
         padded with the slot that its neighbour also has, masked: ordinary data, counted once.
         """
+        return self.batches([start], batch_size, rank, world_size)[0]
+
+    def batches(self, starts: Sequence[int], batch_size: int, rank: int, world_size: int) -> list[Slots]:
+        """`batch` of several starts: what numpy does for 256 positions takes hardly less time than for 4,096."""
         assert 0 <= rank < world_size <= batch_size
-        position = np.arange(start, start + batch_size)
-        position = position[np.argsort(self.lane_of(position), kind="stable")]
+        position = np.asarray(starts, np.int64)[:, None] + np.arange(batch_size)
+        if self.lanes > 1 and self.shuffle:
+            position = np.take_along_axis(position, np.argsort(self.lane_of(position), axis=1, kind="stable"), axis=1)
         first, end = rank * batch_size // world_size, (rank + 1) * batch_size // world_size
         width = -(-batch_size // world_size)
-        slots = self.locate(position[first : first + width])
-        slots.valid[end - first :] = False
-        return slots
+        found = self.locate(np.ascontiguousarray(position[:, first : first + width]).reshape(-1))
+        found.valid.reshape(-1, width)[:, end - first :] = False
+        columns = (found.position, found.epoch, found.shard, found.index, found.sample, found.valid)
+        return [Slots(*[column[at : at + width] for column in columns]) for at in range(0, len(starts) * width, width)]
 
     def sample_rng(self, epoch: int, sample: int) -> np.random.Generator:
         """The generator of a sample's augmentation: the same whoever reads it, and after a resume."""

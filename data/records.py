@@ -18,6 +18,7 @@ from .columns import Columns
 from .decoders import decode_npy
 from .errors import DataError, ShardError
 from .labels import LabelMap, list_fields
+from .native import gathering
 from .scan import walk_fields
 from .shards import Shard
 
@@ -51,10 +52,7 @@ class Bytes:
             "offsets": (torch.int64, (num + 1,)),
         }
         tensors = allocate({**layout, "label": (torch.int64, (num,))} if label is not None else layout)
-        view = columns.data.data
-        joined = b"".join([view[a:b] for a, b in zip(start.tolist(), (start + size).tolist(), strict=True)])
-        if joined:
-            tensors["bytes"].numpy()[:] = np.frombuffer(joined, np.uint8)
+        _gather(columns.data, start, size, tensors["bytes"].numpy())
         tensors["offsets"].numpy()[:] = offsets
         if label is not None:
             tensors["label"].numpy()[:] = label
@@ -87,8 +85,11 @@ class Tokens:
         plain, skip = self._find_plain(columns.data, start, size, good, out.shape[1])
         where = start + skip
         data = columns.data
-        for slot, a, b in zip(np.flatnonzero(plain).tolist(), where[plain].tolist(), (where + out.shape[1])[plain].tolist(), strict=True):
-            out[slot] = data[a:b]
+        if plain.all():
+            _gather(data, where, np.full(len(out), out.shape[1]), out.reshape(-1))
+        else:
+            for slot, a in zip(np.flatnonzero(plain).tolist(), where[plain].tolist(), strict=True):
+                out[slot] = data[a : a + out.shape[1]]
         for slot in np.flatnonzero(good & ~plain).tolist():
             good[slot] = False
             try:
@@ -114,7 +115,10 @@ class Tokens:
             self._decode(data[at : at + skip + payload].tobytes())
         except DataError:
             return np.zeros(len(good), bool), 0
-        same[rows] = (data[start[rows][:, None] + np.arange(skip)] == data[at : at + skip]).all(1)
+        if gathering.is_there():
+            same[rows] = gathering.are_same(data, start[rows], at, skip)
+        else:
+            same[rows] = (data[start[rows][:, None] + np.arange(skip)] == data[at : at + skip]).all(1)
         return same, skip
 
     def _decode(self, raw: bytes) -> np.ndarray:
@@ -169,18 +173,12 @@ def _labels(columns: Columns, labels: LabelMap, good: np.ndarray, errors: Errors
     """Class of every slot. Short texts of digits at once, the rest one by one."""
     values = np.zeros(len(good), np.int64)
     start, size = columns.fields.get(labels.field, (values, values - 1))
-    quick = good & (size > 0) & (size <= 9) & (labels.source == "cls")
-    if quick.any():
-        width = int(size[quick].max())
-        column = np.arange(width)
-        digits = columns.data[np.minimum(start[:, None] + column, len(columns.data) - 1)].astype(np.int64) - 48
-        used = column < size[:, None]
-        quick &= (((digits >= 0) & (digits <= 9)) | ~used).all(1)
-        for i in range(width):
-            values = np.where(used[:, i], values * 10 + digits[:, i], values)
+    quick = np.zeros(len(good), bool)
+    if labels.source == "cls" and (good & (size > 0)).any():
+        found = _read_digits(columns.data, start, size)
         limit = labels.num_classes if labels.remap is None else len(labels.remap)
-        quick &= values < limit
-        values = np.where(quick, values, 0)
+        quick = good & (found >= 0) & (found < limit)
+        values = np.where(quick, found, 0)
         if labels.remap is not None:
             values = np.asarray(labels.remap, np.int64)[values]
     for slot in np.flatnonzero(good & ~quick).tolist():
@@ -190,3 +188,28 @@ def _labels(columns: Columns, labels: LabelMap, good: np.ndarray, errors: Errors
             good[slot] = False
             errors.append((slot, error))
     return values
+
+
+def _read_digits(data: np.ndarray, start: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """int64 (n,): the numbers that texts of one to nine digits are; -1 for any other."""
+    if gathering.is_there():
+        return gathering.read_digits(data, start, size)
+    short = (size > 0) & (size <= 9)
+    column = np.arange(int(size[short].max(initial=1)))
+    digits = data[np.minimum(start[:, None] + column, len(data) - 1)].astype(np.int64) - 48
+    used = column < size[:, None]
+    short &= (((digits >= 0) & (digits <= 9)) | ~used).all(1)
+    values = np.zeros(len(start), np.int64)
+    for i in range(len(column)):
+        values = np.where(used[:, i], values * 10 + digits[:, i], values)
+    return np.where(short, values, -1)
+
+
+def _gather(data: np.ndarray, start: np.ndarray, size: np.ndarray, out: np.ndarray) -> None:
+    """The pieces of `data` one after the other into `out`, uint8, which they fill."""
+    if gathering.is_there():
+        gathering.gather(data, start, size, out)
+        return
+    view = data.data
+    joined = b"".join([view[a:b] for a, b in zip(start.tolist(), (start + size).tolist(), strict=True)])
+    out[:] = np.frombuffer(joined, np.uint8)

@@ -50,7 +50,7 @@ class RemoteFiles:
         return data, start
 
     def read_into(self, buf: memoryview, place: np.ndarray, shard: Shard, index: np.ndarray) -> np.ndarray:
-        """As `ShardFiles.read_into`."""
+        """Put the samples `index` (int64 (n,), rising) at `place` (n,) of `buf`; their offsets in the tar."""
         start = np.empty(len(index), np.int64)
         for number, (a, i) in enumerate(zip(place.tolist(), index.tolist(), strict=True)):
             data, start[number] = self.read(shard, i)
@@ -71,10 +71,12 @@ class RemoteFiles:
         """Get a batch's samples of shards without a cache, neighbours with one request, others at once; `read` hands them out."""
         self._ahead.clear()
         groups: list[tuple[Shard, int, int, list[tuple[int, int, int]]]] = []  # shard, start, end, its samples
-        for number, i in sorted(set(zip(shard_numbers.tolist(), indexes.tolist(), strict=True))):
-            shard = shards[number]
-            if shard.remote is None or shard.remote.cache is not None:
+        uncached = {number for number in set(shard_numbers.tolist()) if (at := shards[number].remote) is not None and at.cache is None}
+        wanted = sorted(set(zip(shard_numbers.tolist(), indexes.tolist(), strict=True))) if uncached else ()
+        for number, i in wanted:
+            if number not in uncached:
                 continue
+            shard = shards[number]
             offsets = self._known(shard)
             start, end = int(offsets[i]), int(offsets[i + 1])
             last = groups[-1] if groups else None

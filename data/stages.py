@@ -19,7 +19,7 @@ from .errors import DataError, SampleError
 from .plan import Plan, Slots
 from .shards import Shard
 from .store import ShardFiles
-from .tar import BLOCK, parse_sample
+from .tar import parse_sample
 from .timing import COLLATE, HAND_OVER, READ, STAGES, TRANSFORM, lap, take
 
 Batch = dict[str, Any]
@@ -61,19 +61,7 @@ class ReadColumns:
     def _read(self, plan: BatchPlan) -> RawBatch:
         shard, index = plan.slots.shard, plan.slots.index
         self.files.remote.read_ahead(self.shards, shard, index)
-        order = np.lexsort((index, shard))  # of the disk
-        cuts = np.flatnonzero(np.diff(shard[order])) + 1
-        runs = [(self.shards[shard[run[0]]], run) for run in np.split(order, cuts)]
-        size = np.empty(len(order), np.int64)
-        for where, run in runs:
-            size[run] = self.files.sizes(where, index[run])
-        padded = -(-size // BLOCK) * BLOCK
-        place = np.empty_like(size)
-        place[order] = np.cumsum(padded[order]) - padded[order]
-        data = np.empty(int(padded.sum()), np.uint8)
-        offset = np.empty_like(size)
-        for where, run in runs:
-            offset[run] = self.files.read_into(data.data, place[run], where, index[run])
+        data, place, size, offset = self.files.read_many(self.shards, shard, index)
         names = [self.shards[number].name for number in shard.tolist()]
         self.files.remote.close()  # what nobody holds may be evicted
         columns, keys, errors = parse_samples(data, place, size, offset, names)

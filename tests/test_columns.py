@@ -8,7 +8,18 @@ import tar_maker as tm
 
 from data.columns import columns_of, parse_samples
 from data.errors import DataError, StaleIndexError
+from data.native import gathering
 from data.tar import parse_sample
+
+
+@pytest.fixture(autouse=True, params=["C", "numpy"])
+def part(request, monkeypatch):
+    """Everything here is true of both."""
+    if request.param == "numpy":
+        monkeypatch.setattr(gathering, "is_there", lambda: False)
+    elif not gathering.is_there():
+        pytest.skip("samples.so is not built")
+
 
 ORDINARY = [
     tm.join_samples([(f"dir/{i:04d}", {"bin": b"x" * (i * 37 % 1500), "CLS": b"%d" % i})]) for i in range(40)
@@ -32,6 +43,9 @@ ODD = [
     tm.member("q" * 95 + ".bin", b"wide"),
     tm.header(b"tail.bin", 3, prefix=b"front") + tm.pad(b"abc"),
     tm.member("empty.bin") + tm.member("empty.cls", b"3"),
+    tm.member("a.GRÖSSE", b"1") + tm.member("a.cls", b"2"),
+    tm.member("a.", b"no name") + tm.member("a.cls", b"2"),
+    b"".join(tm.member(f"many.{i}", b"%d" % i) for i in range(40)),
 ]
 DOUBLED = [
     tm.member("a.bin", b"1") + tm.member("a.bin", b"2"),
@@ -79,6 +93,28 @@ def test_random_mixtures():
         check([pool[i] for i in rng.integers(0, len(pool), rng.integers(1, 9))])
 
 
+def test_bytes_spoilt_at_random():
+    """Whatever they are, it is taken, read and refused as tar.py does it."""
+    rng = np.random.default_rng(1)
+    pool = ORDINARY[:8] + ODD + DOUBLED
+    for _ in range(400):
+        spoilt = bytearray(pool[rng.integers(len(pool))])
+        for at in rng.integers(0, len(spoilt), rng.integers(1, 4)).tolist():
+            spoilt[at] = rng.integers(256)
+        if rng.random() < 0.2:
+            del spoilt[int(rng.integers(1, len(spoilt))) :]
+        try:
+            parse_sample(bytes(spoilt), 7, "x.tar")
+        except StaleIndexError as error:
+            with pytest.raises(StaleIndexError) as raised:
+                parse_samples(*laid_out([ORDINARY[0], bytes(spoilt)]))
+            assert str(raised.value) == str(error)
+        except DataError:
+            pass
+        else:
+            check([bytes(spoilt), ORDINARY[0]])
+
+
 def test_no_sample_is_put_together_by_hand_from_ordinary_headers(monkeypatch):
     """Ordinary ones never take the slow way."""
     monkeypatch.setattr("data.columns.locate_fields", None)
@@ -93,6 +129,7 @@ def test_no_sample_is_put_together_by_hand_from_ordinary_headers(monkeypatch):
         (lambda s: s[:1024] + b"\1" + s[1025:], "broken header at byte 1031"),
         (lambda s: s[:-512], "the data of 's.cls' is cut (0 of 1 bytes are there) at byte 1031"),
         (lambda s: s + tm.member("other.bin", b"1"), "it holds 's' and 'other'"),
+        (lambda s: s + tm.member("s.x/y.z", b"1"), "it holds 's' and 's.x/y'"),
         (lambda s: bytes(512) + s, "no sample starts there"),
         (lambda s: bytes(2048), "no sample starts there"),
         (lambda s: s[512:], "broken header at byte 7"),

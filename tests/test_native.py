@@ -260,7 +260,8 @@ def test_a_library_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pyt
     script = ["sh", str(tmp_path / "build.sh")]
     assert subprocess.run(script, env={**os.environ, "CC": "no-such-compiler"}, capture_output=True).stdout == b""
     assert not (tmp_path / "jpeg.so").exists()
-    assert subprocess.run(script, capture_output=True, text=True, check=True).stdout == "built data/native/jpeg.so\n"
+    built = "built data/native/samples.so\nbuilt data/native/jpeg.so\n"
+    assert subprocess.run(script, capture_output=True, text=True, check=True).stdout == built
     assert subprocess.run(script, capture_output=True, text=True, check=True).stdout == ""  # nothing to do
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "jpeg.so")
