@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .errors import DataError
@@ -33,7 +33,7 @@ class ShardWork:
     """What is the same for all shards: where they go, how pictures are read and treated. Pickles; call it with a plan."""
 
     out: str
-    journal: str
+    journal: str  # "": whoever gets the record notes it
     reader: FolderReader | TarReader | ZipReader
     resize: int | None
     strict: bool
@@ -71,7 +71,8 @@ class ShardWork:
         """Wait until the disk has all of the shard, note it, and give it its name."""
         try:
             done = Done(writer.finish(), left_out, unmarked)
-            append_record(self.journal, plan.path, done)  # before the shard appears: see ShardWriter
+            if self.journal:
+                append_record(self.journal, plan.path, done)  # before the shard appears: see ShardWriter
             writer.publish()
         except BaseException:
             writer.discard()
@@ -92,20 +93,21 @@ class ShardWork:
         return field, data
 
 
-def write_shards(work: ShardWork, plans: Sequence[ShardPlan], workers: int, total: int) -> dict[str, Done]:
-    """Do the work for every plan, and show how many of `total` pictures (or videos) are through."""
+def gather(results: Iterable[tuple[ShardPlan, Done]], total: int, ahead: int) -> dict[str, Done]:
+    """What became of each plan; shows how many of `total` pictures (or videos) are through, `ahead` of them from an earlier run."""
     from tqdm import tqdm
 
     done = {}
-    ahead = total - sum(len(plan.items) for plan in plans)
     with tqdm(total=total, initial=ahead, unit=" samples", disable=None, file=sys.stderr) as progress:
-        for plan, result in _run(work, plans, min(workers, len(plans))):
+        for plan, result in results:
             done[plan.path] = result
             progress.update(len(plan.items))
     return done
 
 
-def _run(work: ShardWork, plans: Sequence[ShardPlan], workers: int) -> Iterator[tuple[ShardPlan, Done]]:
+def make_here(work: ShardWork, plans: Sequence[ShardPlan], workers: int) -> Iterator[tuple[ShardPlan, Done]]:
+    """Each plan with what became of it, as they end, made by processes of this machine."""
+    workers = min(workers, len(plans))
     if workers <= 1:
         # the disk takes the end of one shard while the next is filled
         with concurrent.futures.ThreadPoolExecutor(1) as closing:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .publishing import published_size
 from .tables import SourceError
 from .writer import ShardRecord, write_dataset_json
 
@@ -44,10 +45,10 @@ class _Earlier(NamedTuple):
 
 
 class OutputFolder:
-    """`prepare` once, note each finished shard with `append_record`, then `finish`."""
+    """`prepare` once, note each finished shard with `append_record`, then `finish`. url: where shards go as they are made, if not here."""
 
-    def __init__(self, path: str, digest: str, arguments: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: str, digest: str, arguments: Mapping[str, Any], url: str = "") -> None:
+        self.path, self._url = path, url
         self.journal = os.path.join(path, _JOURNAL)
         self._digest = digest
         self._arguments = dict(arguments)
@@ -160,6 +161,8 @@ class OutputFolder:
         return found
 
     def _is_whole(self, path: str, done: Done) -> bool:
+        if self._url:
+            return published_size(self._url, path + ".idx") is not None and published_size(self._url, path) == done.record.bytes
         place = os.path.join(self.path, path)
         return os.path.exists(place + ".idx") and os.path.exists(place) and os.path.getsize(place) == done.record.bytes
 

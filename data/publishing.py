@@ -1,7 +1,7 @@
 """Files that were made here go to where they are wanted: a folder, or a place in a store.
 
 in: local files, a folder or URL  ->  out: the same files there
-Invariant: under its final name a file is whole or not there; what is there already with the same size is not sent again.
+Invariant: under its final name a file is whole or not there. A run that goes on does not send again what is there with the same size.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ def publish_indexes(shards: Sequence[Shard], place: str) -> None:
     remote.map_threads(publish, shards, UPLOADS)
 
 
-def publish_folder(folder: str, names: Sequence[str], url: str) -> int:
-    """Send files of a folder, given by their paths in it, to a store; how many were sent now. Raises ShardError."""
+def publish_folder(folder: str, names: Sequence[str], url: str, anew: bool = False) -> int:
+    """Send files of a folder, given by their paths in it, to a store; how many were sent now. Raises ShardError.
+
+    anew: also where a file of that size is there already, which may be another one.
+    """
 
     def send(name: str) -> bool:
         target = f"{url.rstrip('/')}/{name}"
         local = os.path.join(folder, name)
         try:
-            if remote.stat(target).size == os.path.getsize(local) and not name.endswith(".json"):
+            if not anew and remote.stat(target).size == os.path.getsize(local):
                 return False
         except remote.NotThere:
             pass
@@ -72,12 +75,25 @@ def prepare_staging(out: str, digest: str, overwrite: bool) -> str:
     return folder
 
 
-def send_shards(folder: str, paths: Sequence[str], url: str) -> str:
+def send_shards(folder: str, paths: Sequence[str], url: str, anew: bool) -> str:
     """Shards that were made in `folder` go to a store, dataset.json last: it never lists what isn't there. What was done, in words."""
-    sent = publish_folder(folder, [name for path in paths for name in (path + ".idx", path)], url)
-    publish_folder(folder, ["dataset.json"], url)
-    shutil.rmtree(folder)
+    sent = publish_folder(folder, [name for path in paths for name in (path + ".idx", path)], url, anew)
+    send_summary(folder, url)
     return f"{redact(url)}: {sent} files sent, {2 * len(paths) - sent} were there already"
+
+
+def send_summary(folder: str, url: str) -> None:
+    """The last of what was made: dataset.json. The folder is not needed then."""
+    publish_folder(folder, ["dataset.json"], url, anew=True)
+    shutil.rmtree(folder)
+
+
+def published_size(url: str, name: str) -> int | None:
+    """Bytes of a file that was sent; None where it is not there. Raises ShardError."""
+    try:
+        return remote.stat(f"{url.rstrip('/')}/{name}").size
+    except remote.NotThere:
+        return None
 
 
 def published_digest(url: str) -> str | None:

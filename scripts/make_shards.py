@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -21,18 +20,19 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `python scripts/make_shards.py` puts scripts/ there, not the root
 
-from data.errors import ShardError, printable  # noqa: E402
-from data.making import ShardWork, write_shards  # noqa: E402
-from data.output import Done, OutputFolder  # noqa: E402
+from data.errors import ShardError  # noqa: E402
+from data.made import report_left_out, report_result, report_source, tell  # noqa: E402
+from data.making import ShardWork, gather, make_here  # noqa: E402
+from data.output import OutputFolder  # noqa: E402
 from data.packing import class_index, class_names, fingerprint, no_collector, pack_entries, split_entries  # noqa: E402
-from data.publishing import prepare_staging, send_shards  # noqa: E402
+from data.publishing import prepare_staging, send_shards, send_summary  # noqa: E402
 from data.restarts import describe_unmarked, restart_arguments  # noqa: E402
 from data.shards import num_cores  # noqa: E402
-from data.sources import Source, open_source  # noqa: E402
+from data.sources import open_source  # noqa: E402
 from data.tables import SourceError  # noqa: E402
+from data.urls import is_url, redact  # noqa: E402
 
 DIGITS = ROOT / "examples" / "digits.zip"
-_SHOWN = 20  # pictures or videos left out that are named on the terminal; dataset.json has all
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,11 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def tell(line: str) -> None:
-    """One line on stderr, whatever is in the names it quotes."""
-    print(printable(line), file=sys.stderr)
-
-
 def make_shards(
     source: str,
     out: str,
@@ -82,9 +77,12 @@ def make_shards(
     encode: str,
     strict: bool,
     overwrite: bool,
-    workers: int,
+    workers: int | None,
+    executor: str,
 ) -> None:
     """The whole story; raises SourceError, ShardError and OSError for what the user can mend."""
+    apart = executor == "ray"  # on other machines, which have another working folder
+    source = os.path.abspath(source) if apart else source
     cut = {"shard_size": shard_size, "num_shards": num_shards, "max_bytes": max_bytes}
     with no_collector():
         found = open_source(source, columns, annotations)
@@ -104,14 +102,21 @@ def make_shards(
     arguments |= {"encode": encode} if encode != "keep" else {}
     digest = fingerprint(entries, names, arguments)
     target, out = out, prepare_staging(out, digest, overwrite)
-    folder = OutputFolder(out, digest, {"source": os.path.basename(os.path.abspath(source)), **arguments})
+    out, elsewhere = (os.path.abspath(out), target if is_url(target) else "") if apart else (out, "")
+    folder = OutputFolder(out, digest, {"source": os.path.basename(os.path.abspath(source)), **arguments}, elsewhere)
     done = folder.prepare([plan.path for plan in plans], overwrite, source)
     try:
         missing = [plan for plan in plans if plan.path not in done]
         if done:
-            tell(f"{out}: {len(done)} of {len(plans)} shards are there already")
+            tell(f"{redact(elsewhere) or out}: {len(done)} of {len(plans)} shards are there already")
         work = ShardWork(out, folder.journal, found.reader, resize, strict, resize_video, restart_markers, encode == "raw")
-        done |= write_shards(work, missing, workers, total=len(entries))
+        if apart:
+            from data.ray_making import make_on_ray
+
+            results = make_on_ray(work, missing, workers, elsewhere)
+        else:
+            results = make_here(work, missing, workers or num_cores())
+        done |= gather(results, total=len(entries), ahead=len(entries) - sum(len(plan.items) for plan in missing))
         done = {plan.path: done[plan.path] for plan in plans}
         report_left_out(done, len(entries), strict, found.what)
         if restart_markers:
@@ -119,8 +124,10 @@ def make_shards(
         folder.finish(done, names)
     finally:
         folder.close()
-    if target != out:
-        tell(send_shards(out, list(done), target))
+    if elsewhere:
+        send_summary(out, target)
+    elif is_url(target):
+        tell(send_shards(out, list(done), target, anew=overwrite))
     report_result(target, done, names, found.what)
 
 
@@ -130,76 +137,6 @@ def read_class_list(path: str | None) -> list[str] | None:
     from data.classes import read_classes
 
     return read_classes(path)
-
-
-def report_source(path: str, source: Source, strict: bool) -> None:
-    """Say what of the source is not used; with `strict` that is an error where it is a picture."""
-    problems = [f"{path}: {source.damage}"] if source.damage else []
-    if source.unlabelled:
-        problems.append(f"{path}: {len(source.unlabelled)} {source.what}s lie in no class folder: {_some(source.unlabelled)}")
-    if problems and strict:
-        raise SourceError(problems[0])
-    if source.passed_over:
-        problems.append(f"{path}: {len(source.passed_over)} files are not {source.what}s: {_some(source.passed_over)}")
-    if source.missing:
-        problems.append(f"{path}: {len(source.missing)} annotated ids have no video here: {_some(source.missing)}")
-    labels: dict[str, set[str]] = {}
-    for entry in source.entries:
-        labels.setdefault(entry.split, set()).add(entry.label)
-    for split in labels.keys() - {"train"} if "train" in labels else ():
-        if unseen := sorted(labels[split] - labels["train"]):
-            problems.append(f"{path}: {split} has classes that train has not: {_some(unseen)}")
-    for problem in problems:
-        tell(f"note: {problem}")
-
-
-def report_left_out(shards: dict[str, Done], total: int, strict: bool, what: str) -> None:
-    left_out = [item for done in shards.values() for item in done.left_out]
-    if left_out and strict:  # of an earlier run that was not
-        name, reason = left_out[0]
-        raise SourceError(f"{name}: {reason} (left out by an earlier run without --strict)")
-    for name, reason in left_out[:_SHOWN]:
-        tell(f"left out: {name}: {reason}")
-    if len(left_out) == total:
-        raise SourceError(f"none of the {total} {what}s can be read")
-    if left_out:
-        more = f", {len(left_out) - _SHOWN} of them not named here" if len(left_out) > _SHOWN else ""
-        tell(f"left out: {len(left_out)} of {total} {what}s{more}; dataset.json has the list")
-
-
-def report_result(out: str, shards: dict[str, Done], classes: Sequence[str], what: str) -> None:
-    """What was made, and the command that trains on it."""
-    splits: dict[str, list[str]] = {}
-    for path in shards:
-        splits.setdefault(os.path.dirname(path), []).append(path)
-    for split, paths in splits.items():
-        records = [shards[path].record for path in paths]
-        samples, size = sum(r.samples for r in records), sum(r.bytes for r in records)
-        shown = f"{len(paths)} shards" if len(paths) > 1 else "1 shard"
-        print(f"{os.path.join(out, split).rstrip('/')}: {samples:,} {what}s of {len(classes)} classes in {shown}, {size / 1e6:,.1f} MB")
-    train = "train" if "train" in splits else max(splits, key=lambda split: len(splits[split]))
-    others = [split for split in ("val", "test", *splits) if split in splits and split != train]
-    run = os.path.relpath(ROOT / "run.py")
-    command = ["python", run if not run.startswith("..") else str(ROOT / "run.py"), "--data"]
-    command.append(shard_pattern(out, splits[train]))
-    if what == "video":
-        command[2:2] = ["--task", "video-classification", "--model", "slowfast_8x8_r50"]
-    if others:
-        command += ["--val-data", shard_pattern(out, splits[others[0]])]
-    print("\nTrain on it:\n\n    " + shlex.join(command))
-
-
-def shard_pattern(out: str, paths: Sequence[str]) -> str:
-    """One argument for --data that stands for these shards."""
-    folder = os.path.join(out, os.path.dirname(paths[0]))
-    first, last = (os.path.basename(path).partition(".")[0] for path in (paths[0], paths[-1]))
-    if re.search(r"[{}<>*?\[\],]|::", folder):  # would be read as a pattern itself
-        return folder.rstrip("/")
-    return os.path.join(folder, f"{{{first}..{last}}}.tar" if len(paths) > 1 else f"{first}.tar")
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 class Parser(argparse.ArgumentParser):
@@ -242,7 +179,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--encode", choices=["keep", "raw"], default="keep", help="raw: pictures uncompressed (.ppm): 6 times the bytes, no decoding")
     add("--strict", action="store_true", help="stop at the first picture that can't be used")
     add("--overwrite", action="store_true", help="replace the shards in OUT (also needed where a picture changed under its name and size)")
-    add("--workers", type=_positive, default=num_cores(), metavar="N", help="processes (default: the cores, %(default)s)")
+    add("--workers", type=_positive, metavar="N", help=f"processes (default: the cores, {num_cores()}; of a Ray cluster, all of its)")
+    add("--executor", choices=["local", "ray"], default="local", help="ray: the machines of the Ray cluster that RAY_ADDRESS names, or "
+        "that is found; they must share SOURCE, and OUT if it is a folder (default: %(default)s)")
     args = parser.parse_args(argv)
     if args.num_shards and (args.shard_size or args.max_bytes):
         parser.error("--num-shards goes with neither --shard-size nor --max-bytes: give one")
