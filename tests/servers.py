@@ -119,7 +119,7 @@ def gs_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-Fault = Callable[[str, int], str]  # (path, number of the request) -> "", "503", "429", "reset", "cut", "short", "stall"
+Fault = Callable[[str, int], str]  # (path, number of the request) -> "", "503", "429", "reset", "cut", "short", "stall", "slow"
 
 
 class FaultyProxy:
@@ -183,6 +183,11 @@ class FaultyProxy:
             request.wfile.flush()
             time.sleep(30)
             request.close_connection = True
+        elif kind == "slow":
+            request.wfile.write(half)
+            request.wfile.flush()
+            time.sleep(0.3)
+            request.wfile.write(body[len(half) :])
         else:
             request.wfile.write(half if kind == "short" else body)
 

@@ -50,3 +50,7 @@ def test_shards_are_made_and_indexed_in_a_store(bucket, tmp_path, monkeypatch, c
     remote.upload(str(tmp_path / "local" / "train" / "000.tar"), f"{bucket}/bare/000.tar")
     assert index_shards.main([f"{bucket}/bare/", "--out", f"{bucket}/bare"]) == 0
     assert remote.read_whole(f"{bucket}/bare/000.tar.idx") == (tmp_path / "local" / "train" / "000.tar.idx").read_bytes()
+    assert make_shards.main([*words[:1], f"{bucket}/digits", *words[1:], "--seed", "1", "--overwrite"]) == 0
+    assert make_shards.main([*words[:1], str(tmp_path / "other"), *words[1:], "--seed", "1"]) == 0
+    for name in ("train/000.tar", "train/002.tar.idx", "val/000.tar", "dataset.json"):  # many are as large as those before
+        assert remote.read_whole(f"{bucket}/digits/{name}") == (tmp_path / "other" / name).read_bytes()

@@ -177,25 +177,50 @@ def test_a_run_on_two_ranks_says_what_it_needs_and_keeps_no_secret(gloo_pool, si
 
 @pytest.mark.full
 def test_a_run_that_is_killed_while_it_fetches_goes_on_exactly(gloo_pool, site, published, tmp_path) -> None:
-    """Every process gets SIGKILL at once, the fetching one too; the cache is a third of the data."""
+    """Every process gets SIGKILL at once, the fetching one too, in the midst of a shard; the cache is a third of the data."""
     paths = published([40] * 12)
     limit = sum(map(os.path.getsize, paths)) // 3
     launch(gloo_pool, base(paths, tmp_path, "local", 2, "--shuffle-block", 20, "-j", 2))
     cache = site.folder / "cache"
     words = ["--shuffle-block", 20, "-j", 2, "--cache-dir", cache, "--cache-size", limit, "--num-classes", 3, "--checkpoint-interval", 4]
-    argv = base([site.shards(12) + "?sig=secret"], tmp_path, "remote", 2, *words)
     folder = tmp_path / "runs" / "remote"
-    command = Command(tmp_path, argv)
-    command.wait_for(lambda: last_step(folder) >= 50 or (folder / "checkpoints" / "last.pt").exists())
-    command.kill()
-    assert command.alive() == []
-    again = Command(tmp_path, [*argv, "--resume", "auto"])
-    try:
-        assert again.wait() == 0, again.err
-        again.wait_until_gone(15)
-        assert "going on from" in again.out and "secret" not in again.out + again.err
-    finally:
-        again.kill()
+
+    def half_fetched() -> list[str]:
+        return [entry.name for entry in os.scandir(cache / "shards") if entry.name.endswith(".part") and entry.stat().st_size]
+
+    with servers.faulty(site.server.url, lambda path, number: "slow" if path.endswith(".tar") else "") as proxy:
+        url = site.shards(12).replace(site.server.url, proxy.url) + "?sig=secret"
+        argv = base([url], tmp_path, "remote", 2, *words)
+        command = Command(tmp_path, argv)
+        command.wait_for(lambda: (last_step(folder) >= 50 or (folder / "checkpoints" / "last.pt").exists()) and half_fetched())
+        command.kill()
+        assert command.alive() == [] and half_fetched() and last_step(folder) < 120
+        again = Command(tmp_path, [*argv, "--resume", "auto"])
+        try:
+            assert again.wait() == 0, again.err
+            again.wait_until_gone(15)
+            assert "going on from" in again.out and "secret" not in again.out + again.err
+        finally:
+            again.kill()
     assert global_batches(folder) == global_batches(tmp_path / "runs" / "local")
     assert sum(entry.stat().st_size for entry in os.scandir(cache / "shards")) <= limit
-    assert not [entry.name for entry in os.scandir(cache / "shards") if entry.name.endswith(".part") and entry.stat().st_size == 0]
+    assert not half_fetched()
+
+
+@pytest.mark.full
+def test_two_runs_that_share_a_cache_fetch_each_shard_once(gloo_pool, site, published, tmp_path) -> None:
+    """Nothing is published beside the shards either, so they are indexed once too."""
+    paths = published([40] * 8, indexed=False)
+    orders = {"first": 0, "second": 1}
+    for name, seed in orders.items():
+        launch(gloo_pool, base(paths, tmp_path, f"local-{name}", 1, "--seed", seed))
+    words = ["-j", 2, "--cache-dir", site.folder / "cache"]
+    jobs = [Command(tmp_path, base([site.shards(8)], tmp_path, name, 1, *words, "--seed", seed)) for name, seed in orders.items()]
+    try:
+        assert [job.wait() for job in jobs] == [0, 0], [job.err for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    for name in orders:
+        assert global_batches(tmp_path / "runs" / name) == global_batches(tmp_path / "runs" / f"local-{name}")
+    assert sorted(path[-7:] for path, *_ in site.requests()) == [f"{i:03d}.tar" for i in range(8)]
