@@ -26,7 +26,7 @@ from .shards import map_processes
 from .stills import open_frames
 from .store import cut_reason, local_tar
 from .tar import TarDamage, split_name, walk_raw
-from .urls import is_url
+from .urls import is_url, redact
 from .video import VIDEO_FIELDS, Video
 
 MAX_LISTED = 1000  # bad samples of a shard that are kept one by one; all are counted
@@ -290,8 +290,9 @@ def _count(counter: Counter[str], what: str) -> None:
 def expand_local(patterns: str | Sequence[str]) -> list[str]:
     """The shards that patterns name. Raises ShardError for what is not on a local disk: every byte is looked at, and in any order."""
     paths = expand(patterns)
-    if any(is_url(path) for path in paths):
-        raise ShardError("shards behind URLs can be trained on, but not looked into: copy them to a local disk first")
+    if remote := next((path for path in paths if is_url(path)), None):
+        advice = "copy the shards to a local disk first (contact_sheet.py, benchmark.py and predict.py take URLs)"
+        raise ShardError(f"{redact(remote)}: every byte is read here, and that of local files only: {advice}")
     return paths
 
 

@@ -82,6 +82,12 @@ def open_fetched(source: Remote, num_samples: int | None) -> int:
         fetch(source, num_samples, wait=True)
 
 
+def bring(shard: Shard) -> None:
+    """See to it that the files that a shard names are here: those of a remote one are fetched. Raises ShardError."""
+    if shard.remote is not None:
+        os.close(open_fetched(shard.remote, shard.num_samples))
+
+
 def fetch(source: Remote, num_samples: int | None, wait: bool) -> bool | None:
     """Bring a shard into the cache, unless it is there. Where `wait` is False: None if another process is at it, False if there is no room.
 

@@ -42,7 +42,7 @@ _KEPT = 64 << 20  # bytes of a batch that `ShardFiles` keeps memory for
 def local_tar(path: str) -> str:
     """The path of the plain tar with the content of the shard at `path`: itself, or a decompressed copy in the cache."""
     if is_url(path):
-        raise ShardError(f"{redact(path)}: only training reads shards from other places: copy it to a local disk first")
+        raise ShardError(f"{redact(path)}: this reads local files only: copy it to a local disk first")
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode):  # opening it would wait for a writer
             raise ShardError(f"{path}: can't be read: not a regular file; copy its content to one")

@@ -1,8 +1,8 @@
 """One sample, for people: where its fields are, how it looks, how a model would be shown it.
 
 in: a Shard, the number of a sample  ->  out: SampleView; pictures (PIL, RGB)
-Invariant: any sample costs the same, wherever it stands: 16 bytes of the index and its own headers are read. Nothing is written, and no
-name from a tar is used as a path. No state, so several threads may ask at once.
+Invariant: any sample costs the same, wherever it stands: 16 bytes of the index and its own headers are read; a remote shard is fetched into
+the cache first. Nothing else is written, and no name from a tar is used as a path. No state, so several threads may ask at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .checking import list_fields_at
 from .decoders import IMAGE_FIELDS, open_picture, read_pixels, turned
 from .errors import DataError, ShardError, StaleIndexError
+from .fetching import bring
 from .index import map_tar
 from .shards import Shard
 from .stills import open_frames
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from .plan import Plan
-
 
 
 class FieldView(NamedTuple):
@@ -66,6 +66,7 @@ def view_samples(shard: Shard, first: int, count: int) -> list[SampleView]:
     count = min(count, shard.num_samples - first)
     if first < 0 or count < 1:
         return []
+    bring(shard)
     offsets = _read_offsets(shard, first, count + 1)
     views = []
     with map_tar(shard.tar_path, name=shard.path)[0] as tar:
@@ -79,6 +80,7 @@ def view_samples(shard: Shard, first: int, count: int) -> list[SampleView]:
 
 def read_field(view: SampleView, field: FieldView) -> bytes:
     """The bytes of a field. Raises ShardError."""
+    bring(view.shard)
     try:
         with open(view.shard.tar_path, "rb") as file:
             file.seek(field.offset)

@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/contact_sheet.py` puts scripts/ there, not the root
 
-from data.checking import expand_local  # noqa: E402
 from data.errors import DataError, ShardError, printable  # noqa: E402
 from data.labels import read_label  # noqa: E402
 from data.plan import Plan  # noqa: E402
@@ -137,7 +136,7 @@ def run(
     augmented: bool, epoch: int, task: str, label: str, img_size: int | None,
 ) -> None:  # fmt: skip
     """Write the sheet. Raises ShardError, OSError, ValueError for a task that is unknown."""
-    shards = load_shards(expand_local(patterns))
+    shards = load_shards(patterns)
     total = sum(shard.num_samples for shard in shards)
     if not total:
         raise ShardError("the shards hold no samples: give shards that do")
@@ -160,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    text = "shards: {000..099}, {a,b}, globs, folders, .txt lists, a::b (quote them)"
+    text = "shards: {000..099}, {a,b}, globs, folders, .txt lists, URLs, a::b (quote them)"
     parser.add_argument("patterns", nargs="+", metavar="PATTERN", help=text)
     parser.add_argument("out", type=Path, metavar="OUT.png", help="the picture to write")
     parser.add_argument("--num", type=integer(1), default=24, metavar="N", help="samples to show (default: 24)")

@@ -18,9 +18,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/show_batch.py` puts scripts/ there, not the root
 
 from data.errors import ShardError, StaleIndexError, printable  # noqa: E402
-from data.index import load_index, read_index  # noqa: E402
-from data.store import cut_reason, local_tar  # noqa: E402
-from data.tar import TarDamage, split_name, walk  # noqa: E402
+from data.index import read_index  # noqa: E402
+from data.shards import index_shards  # noqa: E402
+from data.store import ShardFiles  # noqa: E402
+from data.tar import TarDamage, parse_sample, split_name, walk  # noqa: E402
 from engine.flags import Parser, integer  # noqa: E402
 from engine.history import History, HistoryError, ShardRow, read_history  # noqa: E402
 
@@ -72,15 +73,23 @@ def find_samples(shards: Sequence[ShardRow], shard: np.ndarray, index: np.ndarra
 
 
 def read_keys(row: ShardRow, indexes: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """(key, offset) of samples of a shard: only their headers are read. Raises ShardError."""
-    tar_path = local_tar(row.path)
-    info = load_index(tar_path, cut_reason(tar_path), row.path)
-    if info.num_samples != row.num_samples or os.path.getsize(row.path) != row.num_bytes:
+    """(key, offset) of samples of a shard: only their headers are read, of a remote one the samples. Raises ShardError."""
+    (found,) = index_shards([row.path])
+    if isinstance(found, ShardError):
+        raise found
+    shard = found[0]
+    if (shard.num_samples, shard.num_bytes) != (row.num_samples, row.num_bytes):
         raise ShardError(
-            f"{row.path}: {info.num_samples} samples in {os.path.getsize(row.path)} bytes, but the run saw {row.num_samples} in "
+            f"{row.path}: {shard.num_samples} samples in {shard.num_bytes} bytes, but the run saw {row.num_samples} in "
             f"{row.num_bytes}: it was changed since, so who stood there can't be told"
         )
-    offsets = read_index(info.index_path)
+    if shard.remote is not None:
+        files = ShardFiles()
+        for i in indexes:
+            data, offset = files.read(shard, i)
+            yield parse_sample(data, offset, row.path)[0], offset
+        return
+    offsets, tar_path = read_index(shard.index_path), shard.tar_path
     with open(tar_path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as tar:
         for i in indexes:
             yield read_key(tar, int(offsets[i]), int(offsets[i + 1]), row.path), int(offsets[i])

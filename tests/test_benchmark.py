@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from remote_shards import nginx, published, site  # noqa: F401
 
 from scripts.benchmark import Rates, main, verdict
 
@@ -23,6 +24,12 @@ def test_rates_of_some_shards(picture_shards, capsys):
     assert re.fullmatch(r"the loader, 1 workers +[\d,]+ samples/s", lines[2])
     assert re.fullmatch(r"tiny alone on cpu, 32 x 32 +[\d,]+ samples/s", lines[3])
     assert lines[5].endswith(".") and ("limits this run" in lines[5] or "as fast as" in lines[5])
+
+
+def test_rates_of_remote_shards(site, published, capsys):
+    published([40, 30])
+    assert main(["--data", site.shards(2), "--model", "tiny", "--device", "cpu", "-b", "8", "-j", "1", "--seconds", "0.05"]) == 0
+    assert "the loader, 1 workers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words, said", [

@@ -280,7 +280,9 @@ def test_fix_writes_clean_shards(tmp_path: Path, check: Check) -> None:
 
 def test_mistakes_are_one_line(folder: Path, tmp_path: Path, check: Check) -> None:
     assert "there is no folder" in check(tmp_path / "no" / "{0..3}.tar")[1]
-    assert "behind URLs can be trained on, but not looked into" in check("http://127.0.0.1:9/{0..3}.tar")[1]
+    refused = check("http://u:secret@127.0.0.1:9/{0..3}.tar?secret")[1]
+    assert "http://127.0.0.1:9/0.tar: every byte is read here, and that of local files only: copy the shards to a local disk" in refused
+    assert "secret" not in refused
     assert "label source 'x'" in check(folder, "--label", "x")[1]
     assert "can't be read" in check(folder, "--classes", tmp_path / "none.txt")[1]
     assert "No such file or directory" in check(folder, "--json", tmp_path / "no" / "x.json")[1]

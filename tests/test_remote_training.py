@@ -19,6 +19,7 @@ from remote_shards import nginx, published, read_ids, site  # noqa: F401
 
 from data import ShardError, build_loader, load_shards, remote, retrying
 from engine import checkpoint
+from scripts import show_batch
 
 SIZES = (7, 5, 3, 1, 0, 41)
 
@@ -154,7 +155,7 @@ def test_faults_leave_the_audit_as_it_is(site, published) -> None:
         assert proxy.count["503"] and proxy.count["reset"] and proxy.count["cut"] + proxy.count["short"]
 
 
-def test_a_run_on_two_ranks_says_what_it_needs_and_keeps_no_secret(gloo_pool, site, published, tmp_path, monkeypatch) -> None:
+def test_a_run_on_two_ranks_says_what_it_needs_and_keeps_no_secret(gloo_pool, site, published, tmp_path, capsys) -> None:
     paths = published(SIZES)
     launch(gloo_pool, base(paths, tmp_path, "local", 2, "-j", 2))
     url = site.shards(6).replace("http://", "http://user:secret@") + "?sig=secret"
@@ -163,6 +164,12 @@ def test_a_run_on_two_ranks_says_what_it_needs_and_keeps_no_secret(gloo_pool, si
     launch(gloo_pool, base([url], tmp_path, "remote", 2, *words))
     runs = tmp_path / "runs"
     assert global_batches(runs / "local") == global_batches(runs / "remote")
+    shown = []
+    for name in ("local", "remote"):  # without the query: a shard that needs a signature can't be looked into later
+        assert show_batch.main([str(runs / name), "--step", "3"]) == 0
+        shown.append([line.split("\t") for line in capsys.readouterr().out.splitlines()])
+    assert [row[:5] + row[6:] for row in shown[0]] == [row[:5] + row[6:] for row in shown[1]]
+    assert {row[5] for row in shown[1][1:]} <= {f"{site.url}/{i:03d}.tar" for i in range(6)}
     log = (runs / "remote" / "log.txt").read_text()
     assert "the first block (16,384 samples) needs 5 of 6 remote shards, 0.3 MB of 0.3 MB; to fetch: " in log
     for path in (runs / "remote").rglob("*"):

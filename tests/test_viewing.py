@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tar_maker as tm
 from PIL import Image
+from remote_shards import nginx, published, site  # noqa: F401
 
 from data.errors import DataError, ShardError
 from data.pipeline import build_loader
@@ -116,6 +117,17 @@ def test_clips_are_strips_of_frames(shared_data: Path, tmp_path: Path) -> None:
     task = create_task("video-classification", training=True, labels=resolve_labels(shards, "cls"), img_size=32, num_frames=16)
     views = model_views(task, Plan(np.array([1])), 0, read_fields(view_samples(shards[0], 0, 1)[0]), range(2))
     assert [view.size for view in views] == [(8 * 32, 32)] * 2 and views[0].tobytes() != views[1].tobytes()
+
+
+def test_remote_shards_are_looked_at_like_local_ones(site, published, tmp_path, capsys) -> None:
+    paths = published([10, 10])
+    local, there = load_shards(paths), load_shards(site.shards(2) + "?sig=secret")
+    assert [view_samples(shard, 3, 2)[1].key for shard in there] == [view_samples(shard, 3, 2)[1].key for shard in local]
+    assert read_fields(view_samples(there[1], 9, 1)[0]) == read_fields(view_samples(local[1], 9, 1)[0])
+    sheets = [tmp_path / "local.png", tmp_path / "remote.png"]
+    for pattern, out in zip([f"{os.path.dirname(paths[0])}/{{000..001}}.tar", site.shards(2) + "?sig=secret"], sheets, strict=True):
+        assert contact_sheet.main([pattern, str(out), "--num", "6", "--columns", "3", "--side", "64"]) == 0
+    assert sheets[0].read_bytes() == sheets[1].read_bytes() and "secret" not in "".join(capsys.readouterr())
 
 
 def test_contact_sheets(picture_shards: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
