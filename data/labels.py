@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .decoders import Buffer, decode_json, decode_text, parse_integer
 from .errors import DataError, printable
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,8 @@ class OneLabel:
 
     def new_labels(self, num_slots: int) -> torch.Tensor:
         """The memory of a batch's labels, all zeros."""
+        import torch  # here, not above: tools that only look at labels start without it
+
         return torch.zeros(num_slots, dtype=torch.int64)
 
     def read_label(self, fields: Mapping[str, Any]) -> Any:
@@ -168,10 +171,14 @@ class SeveralLabels(OneLabel):
 
     def new_labels(self, num_slots: int) -> torch.Tensor:
         """The memory of a batch's labels, all zeros."""
+        import torch  # here, not above: tools that only look at labels start without it
+
         return torch.zeros((num_slots, self.labels.num_classes), dtype=torch.uint8)
 
     def read_label(self, fields: Mapping[str, Any]) -> torch.Tensor:
         """1 at the classes of a sample. Raises DataError."""
+        import torch
+
         row = torch.zeros(self.labels.num_classes, dtype=torch.uint8)
         row[self.labels.parse_several(fields)] = 1
         return row
