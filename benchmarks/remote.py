@@ -1,7 +1,7 @@
 """How fast shards come from a server: `python benchmarks/remote.py WORK [--pictures FOLDER]`, with nginx on loopback.
 
 in: a work folder, perhaps a folder of JPEGs  ->  out: samples a second from local files, a warm cache, a cold one, range requests; and what
-a first batch of 1,000 shards costs
+first batches of 1,000 shards cost
 Invariant: all ways read the same samples in the same order with the same transform, in turn, and the median of the rounds is told.
 """
 
@@ -60,8 +60,9 @@ def rates(paths: list[str], served: Served, work: Path, workers: int, rounds: in
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def first_batch(path: str, served: Served, work: Path) -> dict[str, float]:
-    """A thousand shards, each a link to one: seconds to the first batch, the bytes sent by then, and those of the block's shards."""
+def first_batches(path: str, served: Served, work: Path) -> list[dict[str, float]]:
+    """A thousand shards, each a link to one: for some --shuffle-block the seconds to the first batch of 256, bytes sent by then, those of
+    the shards that a run names before it (the block's, and the first of the list), and of how many shards the batch is."""
     count = load_shards(path)[0].num_samples
     folder = served.root / "thousand"
     shutil.rmtree(folder, ignore_errors=True)
@@ -69,22 +70,27 @@ def first_batch(path: str, served: Served, work: Path) -> dict[str, float]:
     for number in range(1000):
         os.link(path, folder / f"{number:03d}.tar")
     (folder / "sizes.json").write_text(json.dumps({f"{number:03d}.tar": count for number in range(1000)}))
-    served.requests()
-    size, block = os.path.getsize(path), 4 * count
-    started = time.perf_counter()
-    loader = build_loader(
-        f"{served.url}/thousand/{{000..999}}.tar", batch_size=64, img_size=224, num_classes=1000, num_workers=2, shuffle_block=block,
-        cache_dir=str(work / "thousand"), cache_size=10 * size,
-    )  # fmt: skip
-    found = time.perf_counter() - started
-    batches = iter(loader)
-    next(batches)
-    seconds = time.perf_counter() - started
-    sent = sum(sent for _, _, sent in served.requests())
-    batches.close()  # type: ignore[attr-defined]
-    shutil.rmtree(work / "thousand")
-    named = int(sum(loader.shards[i].num_bytes for i in block_shards(loader.plan, 0, 0)))
-    return {"shard_mb": size / 1e6, "seconds_to_plan": found, "seconds": seconds, "sent_mb": sent / 1e6, "named_mb": named / 1e6}
+    size = os.path.getsize(path)
+    found = []
+    for block in (1024, 4096, 16384):
+        served.requests()
+        started = time.perf_counter()
+        loader = build_loader(
+            f"{served.url}/thousand/{{000..999}}.tar", batch_size=256, img_size=224, num_classes=1000, num_workers=2, shuffle_block=block,
+            cache_dir=str(work / "thousand"), cache_size=100 * size,
+        )  # fmt: skip
+        planned = time.perf_counter() - started
+        batches = iter(loader)
+        batch = next(batches)
+        seconds = time.perf_counter() - started
+        sent = sum(sent for _, _, sent in served.requests())
+        batches.close()  # type: ignore[attr-defined]
+        shutil.rmtree(work / "thousand")
+        named = size * len({0, *block_shards(loader.plan, 0, 0).tolist()})
+        mixed = len({shard for shard, _, _ in batch["ids"]})
+        found.append({"block": block, "shard_mb": size / 1e6, "seconds_to_plan": planned, "seconds": seconds, "sent_mb": sent / 1e6,
+                      "named_mb": named / 1e6, "shards_in_batch": mixed})  # fmt: skip
+    return found
 
 
 def main() -> None:
@@ -92,6 +98,7 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="where shards and caches are made (about 1 GB)")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="JPEGs to read (default: drawn ones)")
     parser.add_argument("--num", type=int, default=1500, help="pictures (default: %(default)s)")
+    parser.add_argument("--large", type=int, default=900, help="pictures in each of the thousand shards (default: %(default)s, 100 MB)")
     parser.add_argument("--workers", type=int, default=2, help="loader workers (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     args = parser.parse_args()
@@ -102,7 +109,8 @@ def main() -> None:
         found = rates(paths, served, args.work, args.workers, args.rounds)
         for name, rate in found.items():
             print(f"{name:15} {rate:8.1f} samples/s  {rate / found['local']:.2f} of local")
-        print(json.dumps({"rates": found, "first_batch": first_batch(paths[0], served, args.work)}))
+        (large,) = picture_shards(args.work / "large", args.pictures, args.large, args.large)
+        print(json.dumps({"rates": found, "first_batches": first_batches(large, served, args.work)}))
 
 
 if __name__ == "__main__":

@@ -60,10 +60,11 @@ def load_remote(
     if unknown:
         size = sum(sources[url].size for url in unknown)
         how = "fetched into the cache and indexed" if cache else "read through and indexed"
+        again = f"; what the cache has no room for ({cache.limit / 1e6:,.1f} MB) comes again later" if cache and size > cache.limit else ""
         say(
             f"{len(unknown):,} of {len(urls):,} shards have no count or index beside them: their {size / 1e6:,.1f} MB are {how} "
             f"first, {SCAN_THREADS} at once, since no order, no length of an epoch and no exact resume can be promised before "
-            "(scripts/index_shards.py URLS --out PLACE does it once and for all; --stream starts at once and promises less)"
+            f"(scripts/index_shards.py URLS --out PLACE does it once and for all; --stream starts at once and promises less){again}"
         )
         results.update(_walk_all(unknown, sources, progress, say))
     for url, (count, sha256) in counts.items():

@@ -29,9 +29,10 @@ def scheme(text: str) -> str:
 
 
 def redact(url: str) -> str:
-    """The URL without user, password, query and fragment; paths, and globs of stores that have no queries, stay as they are."""
+    """The URL without user, password, query and fragment, and so those in a `pipe:` command; paths, and globs of stores that have no
+    queries, stay as they are."""
     if not is_url(url):
-        return url
+        return _IN_TEXT.sub(lambda match: redact(match[0]), url) if url.startswith("pipe:") else url
     start, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     if scheme(url) in ("abfs", "abfss", "hf") and ":" not in host:  # container@account, revisions: no secrets

@@ -85,6 +85,14 @@ def test_without_any_of_it_shards_are_read_through_once(site, published, capfd, 
     assert bool(site.requests()) == (cache_dir == "none")  # what came for its index is trained on, not fetched again
 
 
+def test_a_cache_without_room_for_all_says_that_the_rest_comes_again(site, published, capfd) -> None:
+    paths = published([20] * 6, indexed=False)
+    limit = sum(map(os.path.getsize, paths)) // 2
+    kwargs = {"cache_dir": str(site.folder / "cache"), "cache_size": limit, "shuffle_block": 20}
+    assert read_ids(site.shards(6), **kwargs) == read_ids(paths, shuffle_block=20)
+    assert f"; what the cache has no room for ({limit / 1e6:,.1f} MB) comes again later\n" in capfd.readouterr().err
+
+
 def test_jobs_that_start_together_fetch_and_index_each_shard_once(site, published) -> None:
     published([20] * 6, indexed=False)
     context = multiprocessing.get_context("fork")

@@ -89,6 +89,9 @@ def test_commands_run_only_where_they_are_allowed(picture_shards, tmp_path) -> N
     assert sources == [f"pipe:cat {folder}/000.tar", f"pipe:cat {folder}/001.tar"]
     (steps,) = read(sources, 24, num_workers=1)
     assert len(steps) == 2
+    signed = f"pipe:cat {folder}/000.tar # https://user:secret@host/000.tar?sig=secret"
+    assert {sample["__url__"] for sample in read_shard(signed)} == {f"pipe:cat {folder}/000.tar # https://host/000.tar"}
+    assert "secret" not in repr(stand_in([signed], 5))
     with pytest.raises(ShardError, match="pipe:exit 3: the command ended with 3"):
         list(read_shard("pipe:exit 3"))
     with pytest.raises(ShardError, match="the command ended with 1"):
