@@ -26,7 +26,7 @@ output.py. Shards are looked through by checking.py (one shard), verdict.py (a s
 samples into clean shards).
 A batch is a dict: the task's tensors ("image" uint8 (n, 3, H, W), or (n, 3, T, H, W) for clips, and "label" int64 (n,); records.py says
 those of bytes and tokens), "valid" bool (n,), "epoch" and "sample" int64 (n,) (which epoch, and which sample of it in index order), and
-"ids" (shard file name, index, key) per slot, "step", "epoch_end", "errors" and "error_slots" (where they stand), "times" (of its
+"ids" (shard file name, index, key) per slot (ids.py), "step", "epoch_end", "errors" and "error_slots" (where they stand), "times" (of its
 worker, see timing.py); n = ceil(batch_size / world_size), always.
 """
 

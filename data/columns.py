@@ -8,13 +8,14 @@ in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .errors import DataError
+from .ids import Keys
 from .native import gathering
 from .tar import BLOCK, locate_fields
 
@@ -56,11 +57,11 @@ def columns_of(samples: Sequence[Mapping[str, Any]], num_slots: int) -> Columns:
 
 
 def parse_samples(
-    data: np.ndarray, place: np.ndarray, size: np.ndarray, offset: np.ndarray, shard_names: Sequence[str]
-) -> tuple[Columns, list[str], list[tuple[int, DataError]]]:
+    data: np.ndarray, place: np.ndarray, size: np.ndarray, offset: np.ndarray, shard_name: Callable[[int], str]
+) -> tuple[Columns, Keys, list[tuple[int, DataError]]]:
     """Sample i is `data[place[i] : place[i] + size[i]]`; places are multiples of 512, and `data` is as long as whole blocks. `offset` (of
-    each in its shard) and `shard_names` are for messages. Returns the columns, the key of each sample as the tar has it, and the bad
-    samples. Raises StaleIndexError where the bytes are not exactly one sample."""
+    each in its shard) and `shard_name` (of sample i) are for messages. Returns the columns, the key of each sample as the tar has it, and
+    the bad samples. Raises StaleIndexError where the bytes are not exactly one sample."""
     if gathering.is_there():
         fields, length = gathering.parse(data, place, size)
         keys = _cut_keys(data, place, length)
@@ -68,39 +69,37 @@ def parse_samples(
     else:
         fields, keys, odd = _parse(data, place, size)
     num = len(place)
-    errors = []
+    errors: list[tuple[int, DataError]] = []
     present = np.ones(num, bool)
+    if not odd.any():
+        return Columns(data, fields, present), keys, errors
+    texts = list(keys)
     for i in np.flatnonzero(odd).tolist():
         for _, known in fields.values():
             known[i] = -1
         try:
-            keys[i], places = locate_fields(data[place[i] : place[i] + size[i]].data, int(offset[i]), shard_names[i])
+            texts[i], places = locate_fields(data[place[i] : place[i] + size[i]].data, int(offset[i]), shard_name(i))
         except DataError as error:
-            keys[i], present[i] = error.key, False
+            texts[i], present[i] = error.key, False
             errors.append((i, error))
         else:
             for name, (start, num_bytes) in places.items():
                 _put(fields, num, name, i, int(place[i]) + start, num_bytes)
-    return Columns(data, fields, present), keys, errors
+    return Columns(data, fields, present), Keys.of(texts), errors
 
 
-def _cut_keys(data: np.ndarray, place: np.ndarray, length: np.ndarray) -> list[str]:
-    """The keys that begin at these places."""
+def _cut_keys(data: np.ndarray, place: np.ndarray, length: np.ndarray) -> Keys:
+    """The keys that begin at these places; none where the length is -1."""
     length = np.maximum(length, 0)
     ends = np.cumsum(length)
     raw = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
     gathering.gather(data, place, length, raw)
-    cuts = zip((ends - length).tolist(), ends.tolist(), strict=True)
-    joined = raw.tobytes()
-    if joined.isascii():
-        text = joined.decode("ascii")
-        return [text[a:b] for a, b in cuts]
-    return [joined[a:b].decode("utf-8", "surrogateescape") for a, b in cuts]
+    return Keys(raw.tobytes(), ends)
 
 
 def _parse(
     data: np.ndarray, place: np.ndarray, size: np.ndarray
-) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[str], np.ndarray]:
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], Keys, np.ndarray]:
     """The fields, the keys, and which samples are odd: left to locate_fields."""
     num = len(place)
     fields: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -108,7 +107,7 @@ def _parse(
     blocks = data.reshape(-1, BLOCK)
     row, stop = place // BLOCK, -(-(place + size) // BLOCK)
     alive = np.arange(num)
-    keys: list[str] = [""] * num
+    keys = Keys(b"", np.zeros(num, np.int64))
     first_names = first_dots = np.empty(0)
     while alive.size:
         heads = blocks[row[alive]]
@@ -116,7 +115,9 @@ def _parse(
         names, dots, named = _split(heads)
         if first_names.size == 0:
             first_names, first_dots = names, dots
-            keys = _decode_keys(names, dots)
+            width = names.shape[1]
+            raw = names.tobytes()
+            keys = Keys(b"".join([raw[i * width : i * width + dot] for i, dot in enumerate(dots.tolist())]), np.cumsum(dots))
         else:
             named &= _same_key(names, first_names[alive], first_dots[alive]) & (dots == first_dots[alive])
         following = row[alive] + 1 + -(-sizes // BLOCK)
@@ -163,16 +164,6 @@ def _split(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if width > 1 and (pairs := underscores[:, :-1] & underscores[:, 1:]).any():  # __MACOSX, __meta__
         named &= ~(pairs[:, 0] | (pairs.any(1) & (start > 0)))
     return names, dots, named
-
-
-def _decode_keys(names: np.ndarray, dots: np.ndarray) -> list[str]:
-    width = names.shape[1]
-    raw = names.tobytes()
-    cuts = zip(range(0, len(raw), width), dots.tolist(), strict=True)
-    if raw.isascii():
-        text = raw.decode("ascii")
-        return [text[a : a + dot] for a, dot in cuts]
-    return [raw[a : a + dot].decode("utf-8", "surrogateescape") for a, dot in cuts]
 
 
 def _same_key(names: np.ndarray, first: np.ndarray, dots: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ import numpy as np
 from torch.utils.data import DataLoader, get_worker_info
 
 from . import timing
-from .block import unpack
+from .block import PIPED, unpack, widen_pipe
 from .errors import LoaderError, ShardError
 from .plan import SHUFFLE_BLOCK, Plan, fingerprint
 from .prefetch import Prefetch, check_room, machine_lanes
@@ -124,9 +124,9 @@ class Loader:
         # the user's stages take sample dicts
         read = ReadColumns if hasattr(self.task, "collate") and not self._stages else ReadSamples
         stages = [RunStages(self._stages)] if self._stages else []
-        return DataPipeline(
-            source, self._reader or read(self.shards, ShardFiles()), *stages, AssembleBatch(self.plan, self.task, self.training, shared)
-        )
+        piped = 0 if self._loading.get("pin_memory") else PIPED  # torch pins only what is a tensor when it comes
+        assemble = AssembleBatch(self.plan, self.task, self.training, shared, piped)
+        return DataPipeline(source, self._reader or read(self.shards, ShardFiles()), *stages, assemble)
 
     def __iter__(self) -> Iterator[Batch]:
         if len(self) == 0:
@@ -142,6 +142,7 @@ class Loader:
         batches = iter(loader)
         if workers := getattr(batches, "_workers", None):
             Finalize(batches, end_workers, (list(workers),), exitpriority=10)
+            widen_pipe(cast(Any, batches)._worker_result_queue._reader.fileno())
         lanes = machine_lanes(self.plan, self._local_ranks, self.world_size)
         with Prefetch(self.shards, self.plan, self._position, lanes) as prefetch:
             for batch in map(unpack, received(batches, workers or [])):

@@ -16,6 +16,7 @@ import torch
 from .block import Layout, new_tensors, pack
 from .columns import Columns, columns_of, parse_samples
 from .errors import DataError, SampleError
+from .ids import Ids
 from .plan import Plan, Slots
 from .shards import Shard
 from .store import ShardFiles
@@ -40,7 +41,7 @@ class RawBatch:
 
     plan: BatchPlan
     samples: list[dict[str, Any]]
-    ids: list[tuple[str, int, str]]
+    ids: Any  # a sequence of (shard file name, index, key), one a slot
     errors: list[tuple[int, DataError]]
     columns: Columns | None = None  # in place of samples, where they are read all at once
 
@@ -62,10 +63,10 @@ class ReadColumns:
         shard, index = plan.slots.shard, plan.slots.index
         self.files.remote.read_ahead(self.shards, shard, index)
         data, place, size, offset = self.files.read_many(self.shards, shard, index)
-        names = [self.shards[number].name for number in shard.tolist()]
         self.files.remote.close()  # what nobody holds may be evicted
-        columns, keys, errors = parse_samples(data, place, size, offset, names)
-        return RawBatch(plan, [], list(zip(names, index.tolist(), keys, strict=True)), errors, columns)
+        columns, keys, errors = parse_samples(data, place, size, offset, lambda i: self.shards[shard[i]].name)
+        names = {number: self.shards[number].name for number in set(shard.tolist())}
+        return RawBatch(plan, [], Ids(names, shard, index, keys), errors, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ class AssembleBatch:
     task: Any
     training: bool
     shared: bool  # the batch goes to another process
+    piped: int = 0  # bytes of a block that is sent through the pipe
 
     def __call__(self, batches: Iterable[RawBatch]) -> Iterator[Batch]:
         fill = self._collate if hasattr(self.task, "collate") else _Writer(self.plan, self.task, self.training)
@@ -147,7 +149,7 @@ class AssembleBatch:
         def allocate(layout: Layout) -> dict[str, torch.Tensor]:
             num = len(slots.valid)
             ours: Layout = {"valid": (torch.bool, (num,)), "epoch": (torch.int64, (num,)), "sample": (torch.int64, (num,))}
-            return new_tensors({**layout, **ours}, self.shared)
+            return new_tensors({**layout, **ours}, self.shared, self.piped)
 
         tensors, written = fill(raw, allocate)
         for name, value in (("valid", slots.valid & written), ("epoch", slots.epoch), ("sample", slots.sample)):
@@ -159,7 +161,7 @@ class AssembleBatch:
             "ids": raw.ids,
             "step": raw.plan.step,
             "epoch_end": raw.plan.epoch_end,
-            "errors": [SampleError(*raw.ids[slot], error.field, error.reason) for slot, error in errors],
+            "errors": [_describe(raw.ids[slot], error) for slot, error in errors],
             "error_slots": [slot for slot, _ in errors],
         }
         lap(COLLATE)
@@ -174,6 +176,10 @@ class AssembleBatch:
         raw.errors.extend(errors)
         copy_into_holes([tensors[name] for name in self.task.same_shape if name in tensors], written, valid)
         return tensors, written
+
+
+def _describe(where: tuple[str, int, str], error: DataError) -> SampleError:
+    return SampleError(*where, error.field, error.reason)
 
 
 Allocate = Callable[[Layout], dict[str, torch.Tensor]]

@@ -63,7 +63,7 @@ class Watch:
         bad = [tuple(name) for name, finite in zip(last["ids"], losses.isfinite().tolist(), strict=True) if not finite]
         told = {"step": last["step"], "rank": ranks.rank, "lr": last["lr"], "norms": [repr(norm) for norm in norms]}
         file = LineFile(folder / f"{FILE}" if ranks.rank == 0 else folder / f"{FILE}.rank{ranks.rank}")
-        file.write(json.dumps(to_json({**told, "not_finite": bad, "ids": last["ids"], "valid": last["valid"], "losses": losses})))
+        file.write(json.dumps(to_json({**told, "not_finite": bad, "ids": list(last["ids"]), "valid": last["valid"], "losses": losses})))
         file.close()
         everywhere = [name for names in ranks.gather(bad) for name in names]
         some = ", ".join(f"{shard} sample {index} ({key})" for shard, index, key in everywhere[:SHOWN])

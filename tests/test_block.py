@@ -56,3 +56,21 @@ def test_no_room_is_one_line():
     with pytest.raises(LoaderError, match=r"^no shared memory left for a batch of 1099511627776.0 MiB .*: enlarge /dev/shm"):
         new_tensors({"image": (torch.uint8, (1 << 60,))}, True)
     assert not list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.uint16, torch.bfloat16, torch.float64])
+def test_a_small_batch_goes_through_the_pipe(dtype):
+    layout = {**LAYOUT, "more": (dtype, (2, 3))}
+    tensors = new_tensors(layout, True, piped=1 << 20)
+    assert not any(tensor.is_shared() for tensor in tensors.values())
+    assert new_tensors(layout, True, piped=100)["label"].is_shared()
+    for number, tensor in enumerate(tensors.values()):
+        tensor.fill_(number)
+    queue = mp.get_context("fork").SimpleQueue()
+    queue.put({**pack({**tensors, "step": 4}), "times": 5})
+    batch = unpack(queue.get())
+    assert list(batch) == [*layout, "step", "times"] and (batch["step"], batch["times"]) == (4, 5)
+    for name, (kind, shape) in layout.items():
+        assert batch[name].dtype == kind and tuple(batch[name].shape) == shape and batch[name].equal(tensors[name])
+        batch[name].zero_()  # it may be written to
+    assert tensors["label"].any()

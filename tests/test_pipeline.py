@@ -241,9 +241,9 @@ def test_full_shared_memory_is_one_line(picture_shards, monkeypatch):
     def full(size):
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2>: No space left on device (28)")
 
-    loader = build_loader(picture_shards(SIZES), batch_size=12, img_size=32, num_workers=1)
+    loader = build_loader(picture_shards(SIZES), batch_size=12, img_size=224, num_workers=1)
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)  # forked into the worker
-    with pytest.raises(LoaderError, match=r"no shared memory left for a batch of 0.0 MiB .*: enlarge /dev/shm"):
+    with pytest.raises(LoaderError, match=r"no shared memory left for a batch of 1.7 MiB .*: enlarge /dev/shm"):
         list(loader)
 
 
