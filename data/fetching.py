@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import threading
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -162,15 +162,14 @@ def walk_shard(source: Remote) -> tuple[int, str | None]:
     if source.cache is not None:
         os.close(open_fetched(source, None))
         return len(read_index(source.index_path)) - 1, read_damage(source)
-    os.makedirs(os.path.dirname(source.index_path), exist_ok=True)
-    temporary = f"{source.index_path}.{os.getpid()}.{threading.get_ident()}.part"
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    folder = os.path.dirname(source.index_path)
     try:
-        os.unlink(temporary)  # gone with this process, whatever becomes of it
-        download(source, fd)
-        return _write_index(source, f"/proc/self/fd/{fd}", None)
-    finally:
-        os.close(fd)
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:  # gone with this process, whatever becomes of it
+            download(source, file.fileno())
+            return _write_index(source, f"/proc/self/fd/{file.fileno()}", None)
+    except OSError as error:
+        raise ShardError(f"{folder}: can't be written: {error.strerror}; set XDG_CACHE_HOME to a folder with room") from None
 
 
 def read_pieces(shard: Shard) -> Iterator[Buffer]:

@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tarfile
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 
 from . import remote
 from .errors import ShardError
+from .fetching import CHUNK
 from .labels import LabelMap
 from .patterns import expand, expand_braces
 from .shards import Shard
@@ -52,6 +55,11 @@ def stream_sources(patterns: str | Sequence[str], allow_pipe: bool = False) -> l
         else:
             found += expand(pattern)
     return found
+
+
+def check_sources(sources: Sequence[str]) -> None:
+    """Raises ShardError for the first URL where nothing is (404), or what may not be read (403)."""
+    remote.map_threads(remote.stat, [source for source in sources if is_url(source)])
 
 
 def stand_in(patterns: str | Sequence[str], epoch_samples: int) -> Shard:
@@ -193,11 +201,31 @@ def _open(source: str) -> tuple[io.BufferedReader, subprocess.Popen[bytes] | Non
         assert isinstance(process.stdout, io.BufferedReader)
         return process.stdout, process
     if is_url(source):
-        return io.BufferedReader(_Pieces(remote.stream(source)), 1 << 20), None
+        return io.BufferedReader(_Pieces(_in_order(source)), 1 << 20), None
     try:
         return open(source, "rb"), None
     except OSError as error:
         raise ShardError(f"{source}: can't be read: {error.strerror}") from None
+
+
+def _in_order(url: str) -> Iterator[bytes]:
+    """The bytes of a remote file: by ranges, each tried again where it fails, the next one on its way meanwhile. A server without
+    ranges sends all in one go. Raises ShardError."""
+    found = remote.stat(url)
+    if not found.ranges:
+        yield from remote.stream(url)
+        return
+    pool = ThreadPoolExecutor(1)
+    coming: deque[Future[bytes]] = deque()
+    try:
+        for start in range(0, found.size, CHUNK):
+            coming.append(pool.submit(remote.read, url, start, min(start + CHUNK, found.size), found.tag))
+            if len(coming) > 1:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Pieces(io.RawIOBase):

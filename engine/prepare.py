@@ -18,7 +18,7 @@ from data import Plan, Shard, load_shards
 from data.native import why_absent
 from data.pipeline import shards_fingerprint
 from data.prefetch import check_room, describe_start
-from data.streaming import PROMISE, STDIN, ReadStream, check_readers, stand_in, stream_labels, stream_sources
+from data.streaming import PROMISE, STDIN, ReadStream, check_readers, check_sources, stand_in, stream_labels, stream_sources
 from data.tasks import create_task, default_img_size, has_several_labels, read_classes, resolve_labels, settings_of
 from data.transforms import choose_decoder
 from models import check_model, create_model, model_names
@@ -213,6 +213,7 @@ def prepare_stream(args: argparse.Namespace) -> list[Shard]:
     if sources == [STDIN] and "workers" not in args.explicit:
         args.workers = min(1, args.workers)
     check_readers(sources, args.world_size, args.workers)
+    check_sources(sources)
     args.reader = ReadStream(tuple(sources), args.seed)
     args.messages.append(f"{PROMISE}; {len(sources):,} shards, {args.epoch_samples:,} samples are called an epoch")
     return [stand_in(args.data, args.epoch_samples)]

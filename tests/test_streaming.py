@@ -15,9 +15,9 @@ from commands import ROOT
 from launching import base, global_batches, launch, read_lines
 from remote_shards import nginx, published, site  # noqa: F401
 
-from data import ShardError, build_loader, retrying
+from data import ShardError, build_loader, retrying, streaming
 from data.labels import LabelMap
-from data.streaming import ReadStream, check_readers, read_shard, stand_in, stream_sources
+from data.streaming import ReadStream, check_readers, check_sources, read_shard, stand_in, stream_sources
 
 
 def read(sources, epoch_samples, world_size=1, num_workers=0, epochs=1, batch_size=12, buffer=20, seed=0):
@@ -67,9 +67,29 @@ def test_compressed_tars_over_http(site, published, monkeypatch) -> None:
     assert [i[0] for i in sum(sum(read(names, 24), []), [])].count("000.tar.gz") > 0
 
 
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(retrying, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(retrying, "LONGEST_PAUSE", 0.05)
+
+
+def test_faults_cost_a_stream_no_sample(site, published, monkeypatch, capfd) -> None:
+    """One request in ten fails, one in twenty is cut: the range is asked for again, not the shard."""
+    published([40] * 3, indexed=False)
+    quick(monkeypatch)
+    monkeypatch.setattr(streaming, "CHUNK", 5_000)
+    with servers.faulty(site.server.url, servers.drawn({"503": 0.05, "reset": 0.05, "cut": 0.05})) as proxy:
+        url = site.shards(3).replace(site.server.url, proxy.url)
+        check_sources(stream_sources(url))
+        keys = [sample["__key__"] for source in stream_sources(url) for sample in read_shard(source)]
+        assert keys == [f"s{i:05d}" for i in range(120)] and min(proxy.count[kind] for kind in ("503", "reset", "cut")) > 0
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ShardError, match=f"{site.url}/003.tar: not there .404.: check the name"):
+        check_sources(stream_sources(site.shards(5) + "?sig=secret"))
+
+
 def test_a_shard_that_breaks_off_is_told_and_passed_over(site, published, monkeypatch, capfd) -> None:
     published([40, 40], indexed=False)
-    monkeypatch.setattr(retrying, "FIRST_PAUSE", 0.01)
+    quick(monkeypatch)
     with servers.faulty(site.server.url, lambda path, number: "cut" if "000.tar" in path else "") as proxy:
         url = proxy.url + site.url.removeprefix(site.server.url)
         (steps,) = read([f"{url}/000.tar?sig=secret", f"{url}/001.tar"], 120)
