@@ -38,6 +38,7 @@ from engine.settings import has_clips
 from engine.step import Step
 from engine.train import Trainer
 from engine.views import answer_views
+from engine.waits import Waits
 from models import create_model
 
 
@@ -107,7 +108,8 @@ def main(args: argparse.Namespace) -> None:
         report.end("evaluated", steps=progress.step, samples_seen=args.facts["samples_seen"], best=progress.best)
         return distributed.shut_down()
 
-    loader = build_loader(args.shards, epochs=args.epochs, **stream)
+    profile = ranks.broadcast(args.profile)
+    loader = build_loader(args.shards, epochs=args.epochs, profile=profile > 0, **stream)
     optimizer = create_optimizer(
         model, args.opt, args.lr, args.momentum, args.weight_decay, layer_decay=args.layer_decay,
         backbone_scale=1.0 if args.backbone_lr is None else args.backbone_lr / args.lr,
@@ -125,6 +127,7 @@ def main(args: argparse.Namespace) -> None:
         model=model, step=step, loader=loader, ranks=ranks, report=report, progress=progress, stop=stop,
         saver=Saver(folder / "checkpoints", keep=args.checkpoint_hist, go_on=args.if_disk_full == "go-on", tell=report.console.line)
         if first else None,
+        waits=Waits(ranks.device, num_workers=args.workers, processes=args.nproc_per_node, profile=profile),
         evaluate=run_evaluation if val_loader is not None else None, val_interval=args.val_interval, facts=args.kept, max_bad=args.max_bad,
         log_interval=args.log_interval, checkpoint_every=split_interval(args.checkpoint_interval),
     ).run()  # fmt: skip

@@ -110,6 +110,7 @@ FLAGS: dict[str, list[Row]] = {
         ("--precise-bn", 0, {"type": integer(0), "metavar": "N"}, "before an evaluation, take batch norm's statistics over N training batches; 0: don't"),
         ("--save-predictions", False, {"action": "store_true"}, "write each evaluation's scores, ids and labels to val_predictions.npz"),
         ("--log-interval", 50, {"type": integer(1), "metavar": "STEPS"}, "steps between two lines of the log"),
+        ("--profile", 0, {"type": integer(0), "metavar": "STEPS"}, "write trace.json, for ui.perfetto.dev: who did what when in the first steps (0: none)"),
         ("--audit", False, {"action": "store_true"}, "write every consumed sample's id to audit/"),
         ("--dry-run", False, {"action": "store_true"}, "check everything and train nothing: data, classes, model, memory, the loader's speed"),
         ("-e --evaluate", False, {"action": "store_true"}, "only evaluate the checkpoint that --resume names, on --val-data, --test-data or both"),
@@ -127,7 +128,7 @@ FLAGS: dict[str, list[Row]] = {
 }
 # These describe a start, not the training: a checkpoint does not bring them back.
 NOT_KEPT = frozenset({
-    "workers", "cache_dir", "cache_size", "allow_pipe", "output", "name", "resume", "evaluate", "config", "dry_run",
+    "workers", "cache_dir", "cache_size", "allow_pipe", "output", "name", "resume", "evaluate", "config", "dry_run", "profile",
     "if_disk_full", "save_predictions", "device", "nproc_per_node", "nnodes", "node_rank", "dist_url", "dist_timeout", "dist_backend",
 })  # fmt: skip
 # These say where data lies, and may differ from machine to machine; what lies there may not.

@@ -24,7 +24,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "train": ("epoch", "step", "samples_seen", "loss", "lr", "grad_norm", "samples_per_second", "data_time", "step_time", "memory"),
     "epoch": (
         "epoch", "step", "samples", "bad_samples", "seen", "distinct", "repeated", "missed", "loss", "top1", "seconds",
-        "samples_per_second", "data_wait",
+        "samples_per_second", "data_wait", "limits",
     ),
     "eval": ("epoch", "step", "num_samples", "loss", "top1", "top5", "correct"),
     "test": ("step", "num_samples", "bad_samples", "loss", "top1", "top5", "correct"),

@@ -61,6 +61,7 @@ class Report:
     ) -> None:
         self.folder, self.class_names, self.world_size = folder, class_names, world_size
         self.wants_pictures = rank == 0  # until it has some
+        self.limits = ""  # what limits the run, in a sentence
         self.log = RunLog(folder, rank, resume_step=resume_step, audit=audit)
         self.console = Console(total=total, epochs=epochs, start=start, enabled=rank == 0, write_text=self.log.text)
 
@@ -97,7 +98,9 @@ class Report:
     def epoch(self, line: dict[str, Any]) -> None:
         """The sums of an epoch."""
         self.log.metric("epoch", **line)
-        self.console.epoch(**{name: value for name, value in line.items() if name not in ("step", "samples", "samples_per_second")})
+        left_out = ("step", "samples", "samples_per_second", "limits")
+        self.console.epoch(**{name: value for name, value in line.items() if name not in left_out})
+        self.console.line(line["limits"])
 
     def evaluation(
         self, *, epoch: int, step: int, bad_samples: int, counts: ClassCounts, precision: Any = None, **result: Any
@@ -115,11 +118,14 @@ class Report:
 
     def end(self, status: str, *, steps: int, samples_seen: int, best: dict[str, Any] | None, **facts: Any) -> None:
         """The run's last line; closes everything."""
-        self.log.metric("end", status=status, steps=steps, samples_seen=samples_seen, best=best, **facts)
+        limits = {"limits": self.limits} if self.limits else {}
+        self.log.metric("end", status=status, steps=steps, samples_seen=samples_seen, best=best, **limits, **facts)
         mean = f", mAP {100 * best['map']:.2f}%" if best and "map" in best else ""
         top = f", best top-1 {100 * best['top1']:.2f}%{mean} after epoch {best['epoch'] + 1} (best.pt)" if best else ""
         if status == "stopped":
             self.console.line("SIGTERM came, and the run is saved: the same command with --resume auto goes on")
+        if self.limits:
+            self.console.line(f"over the whole run, {self.limits}")
         self.console.line(f"{status} at step {steps}{top}; everything is in {self.folder}")
         self.console.close()
         self.log.close()

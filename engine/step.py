@@ -23,6 +23,7 @@ from .forward import Forward
 from .losses import Loss, masked_losses
 from .mixing import Mixing
 from .optim import load_optimizer, set_lr
+from .waits import BACKWARD, COUNT, FORWARD, TRANSFER, UPDATE
 
 STEP, MIXING = 3, 4  # purposes of seeds, beside those of data/plan.py
 
@@ -74,7 +75,14 @@ class Step:
         # without fp16 it does nothing: bfloat16 has float32's range
         self.scaler = torch.amp.GradScaler(forward.device.type, enabled=forward.dtype is torch.float16)
         self.norm, self.lr = torch.zeros((), device=forward.device), 0.0
+        self.lap: Callable[[str], None] = lambda name: None  # is told what has just been done
         self.first_input: torch.Tensor | None = None  # what the model saw first, for people to look at
+
+    def tell(self, lap: Callable[[str], None]) -> None:
+        """`lap` hears what has just been done. Before the model's own forward the ranks wait for each other, to share buffers."""
+        self.lap = lap
+        if getattr(self.model, "_compiled_call_impl", None) is None:  # a hook would cut a compiled graph
+            self.model.module.register_forward_pre_hook(lambda module, inputs: self.lap(COUNT))
 
     def warm_up(self, batch: dict[str, torch.Tensor]) -> None:
         """One discarded forward and backward.
@@ -110,10 +118,12 @@ class Step:
             images, targets = self.mixing(images, targets, batch["valid"], rng)
         if self.first_input is None:
             self.first_input = images
+        self.lap(TRANSFER)
         losses, logits, counted = self._backward(images, targets, valid, count)
         self._update(counted)
         if self.ema is not None and counted:
             self.ema.update(step)
+        self.lap(UPDATE)
         return Outcome(losses, logits, labels, valid)
 
     def _backward(
@@ -126,9 +136,12 @@ class Step:
             with nullcontext() if number == self.grad_accum else self.model.no_sync():
                 logits = self.forward.logits(self.model, part)
                 losses = masked_losses(self.loss, logits, target, mask, self.smoothing)
+                self.lap(FORWARD)
                 counted = count()
+                self.lap(COUNT)
                 # DDP takes the mean over ranks; the mean wanted is over the valid slots of all ranks
                 self.scaler.scale(losses.sum() * (self.world_size / max(counted, 1))).backward()
+                self.lap(BACKWARD)
             found.append((losses.detach(), logits.detach()))
         return torch.cat([part for part, _ in found]), torch.cat([part for _, part in found]), counted
 

@@ -26,6 +26,8 @@ from .report import Report
 from .resources import memory_in_use
 from .saver import Clock, Saver
 from .step import Outcome, Step
+from .trace import write_trace
+from .waits import DATA, Totals, Waits
 from .weights import set_training
 
 
@@ -51,6 +53,7 @@ class Trainer:
         progress: Progress,
         stop: StopRequest,
         saver: Saver | None,
+        waits: Waits,
         evaluate: Callable[[], dict[str, Any]] | None,
         val_interval: int,
         facts: dict[str, Any],
@@ -60,7 +63,8 @@ class Trainer:
     ) -> None:
         self.model, self.step, self.loader = model, step, loader
         self.ranks, self.report, self.progress, self.stop, self.saver = ranks, report, progress, stop, saver
-        self.evaluate, self.val_interval = evaluate, val_interval
+        self.evaluate, self.val_interval, self.waits = evaluate, val_interval, waits
+        self.step.tell(waits.lap)
         self.facts, self.budget = facts, BadSampleBudget(max_bad)
         self.log_interval, self.checkpoint_steps = log_interval, checkpoint_every[0]
         self.clock = Clock(checkpoint_every[1] if ranks.rank == 0 else 0)
@@ -73,6 +77,8 @@ class Trainer:
         """Train until the stream ends (True), or the ranks have agreed to stop and saved (False)."""
         try:
             finished = self._run()
+            self._trace(at_end=True)
+            self.report.limits = self._judge(self.waits.close_all())
         except BaseException:
             if self.saver is not None:
                 self.saver.join()  # what is being written is whole, and may be what the next start goes on from
@@ -90,6 +96,7 @@ class Trainer:
             self.report.batch(self.progress.step, batch)
             self._spend_budget(batch, bad)
             self._log(waited, time.perf_counter() - started)
+            self._trace()
             if batch["epoch_end"]:
                 self._check_finite()
                 self._close_epochs(position)
@@ -107,10 +114,14 @@ class Trainer:
         """(position of its first slot, seconds waited, when the wait began, batch) of every step."""
         position = self.loader.position
         started = time.perf_counter()
+        self.waits.begin()
         for batch in self.loader:
+            self.waits.lap(DATA)
+            self.waits.batch(batch["times"])
             yield position, time.perf_counter() - started, started, batch
             position = self.loader.position
             started = time.perf_counter()
+            self.waits.begin()
 
     def _step(self, position: int, batch: dict[str, Any]) -> list[int]:
         """One update; returns what the ranks counted: valid slots, bad samples, who wants to stop, to save, had a wrong loss."""
@@ -200,6 +211,7 @@ class Trainer:
         """The lines of the epochs that this step completed, and then one evaluation for the last of them."""
         progress, num_samples = self.progress, self.loader.num_samples
         done = range(position // num_samples, self.loader.position // num_samples)
+        limits = self._judge(self.waits.close())
         for epoch in done:
             samples, loss, correct, bad = self.ranks.sum(progress.sums_of(epoch)).tolist()
             verdict = evidence.judge(self.ranks.sum(progress.sketch_of(epoch)).numpy(), num_samples)
@@ -219,6 +231,7 @@ class Trainer:
                 "seconds": seconds,
                 "samples_per_second": samples / seconds,
                 "data_wait": progress.waited / progress.seconds,
+                "limits": limits,
             })  # fmt: skip
         progress.seconds = progress.waited = 0.0
         last = self.loader.position == self.loader.plan.num_positions
@@ -228,6 +241,16 @@ class Trainer:
             result = self.evaluate()
             self.report.evaluation(epoch=done[-1], step=progress.step, **result)
             progress.judge(done[-1], result)
+
+    def _judge(self, totals: Totals) -> str:
+        """What limits all ranks, in a sentence (a collective call)."""
+        return self.waits.judge(self.ranks.gather(totals)).sentence
+
+    def _trace(self, at_end: bool = False) -> None:
+        """Write the profile when all its steps are done (then a collective call)."""
+        if self.waits.is_traced(at_end):
+            write_trace(self.report.folder / "trace.json", self.ranks, self.waits)
+            self.waits.end_spans()
 
     def _save(self) -> None:
         """Write a checkpoint of the batch trained on last (a collective call; rank 0 writes)."""

@@ -16,7 +16,7 @@ import torch
 
 from data.timing import COLLATE, DECODE, HAND_OVER, READ, STAGES, TRANSFORM, WAIT, WORK
 
-# What a trainer does in a step. data: waiting for a batch; count: waiting until all ranks have theirs; backward: with the exchange of
+# What a trainer does in a step. data: waiting for a batch; count: waiting until all ranks are as far; backward: with the exchange of
 # gradients; other: logs, evaluations and checkpoints are not in it.
 DATA, TRANSFER, FORWARD, COUNT, BACKWARD, UPDATE = "data", "transfer", "forward", "count", "backward", "update"
 WORTH_SAYING = 0.05  # a share of the time below which nobody waits
@@ -49,11 +49,14 @@ class Totals:
 
 
 class Waits:
-    """One rank's measurements. `lap` like data/timing.py's; on a GPU the moments are CUDA events, read when they have passed."""
+    """One rank's measurements. `lap` like data/timing.py's; on a GPU the moments are CUDA events, read when they have passed.
 
-    def __init__(self, device: torch.device, *, num_workers: int, spans: bool = False) -> None:
-        self.num_workers = num_workers
-        self.spans: list[tuple[str, float, float]] | None = [] if spans else None
+    processes: of this machine, that share its cores. profile: steps whose spans are kept.
+    """
+
+    def __init__(self, device: torch.device, *, num_workers: int, processes: int = 1, profile: int = 0) -> None:
+        self.num_workers, self.processes, self.profile = num_workers, processes, profile
+        self.spans: list[tuple[str, float, float]] | None = [] if profile else None
         self.worker_spans: list[tuple[int, list[tuple[str, float, float]]]] = []
         self._now, self._all = Totals(), Totals()
         self._on_gpu = device.type == "cuda"
@@ -93,10 +96,22 @@ class Waits:
         self._all.add(now)
         return now
 
-    @property
-    def all(self) -> Totals:
+    def close_all(self) -> Totals:
         """The totals of the run."""
+        self.close()
         return self._all
+
+    def judge(self, ranks: Sequence[Totals]) -> Verdict:
+        """What limits these ranks."""
+        return judge(ranks, self.num_workers, self.processes, device="cuda" if self._on_gpu else "cpu")
+
+    def is_traced(self, at_end: bool) -> bool:
+        """Whether all the spans that are wanted are there."""
+        return self.spans is not None and (at_end or self._all.steps + self._now.steps >= self.profile)
+
+    def end_spans(self) -> None:
+        """Keep no more."""
+        self.spans, self.worker_spans = None, []
 
     def _mark(self, name: str) -> None:
         event = torch.cuda.Event(enable_timing=True)
@@ -130,54 +145,64 @@ class Verdict:
 
 
 def judge(ranks: Sequence[Totals], num_workers: int, processes: int = 1, cores: int | None = None, device: str = "cpu") -> Verdict:
-    """What limits these ranks. `processes`: of this machine, that share `cores`."""
+    """What limits these ranks. `processes`: of this machine, that share `cores`.
+
+    One rank that the others wait for comes first, then data that all wait for, then the model.
+    """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
-    devices = "GPUs" if device == "cuda" else "the ranks"
-    data = [_share(totals, DATA) for totals in ranks]
-    late = max(range(len(ranks)), key=lambda rank: data[rank])
-    if data[late] >= WORTH_SAYING:
-        return _blame_data(ranks, late, data, num_workers, max(1, cores // processes), devices)
-    waited = [_share(totals, COUNT) + _beyond_least(ranks, rank) for rank, totals in enumerate(ranks)]
-    own = [totals.trainer.get(FORWARD, 0.0) + totals.trainer.get(TRANSFER, 0.0) + totals.trainer.get(DATA, 0.0) for totals in ranks]
+    share_of_cores = max(1, cores // processes)
+    own = [sum(totals.trainer.get(name, 0.0) for name in (DATA, TRANSFER, FORWARD)) for totals in ranks]
     slow = max(range(len(ranks)), key=lambda rank: own[rank])
-    others = [waited[rank] for rank in range(len(ranks)) if rank != slow]
     usual = sorted(own)[(len(own) - 1) // 2]
-    if others and max(others) >= WORTH_SAYING and own[slow] > 1.1 * usual:
-        share, steps = sum(others) / len(others), max(1, ranks[slow].steps)
-        sentence = (
-            f"{'GPUs' if device == 'cuda' else 'the other ranks'} wait {_percent(share)} of the time for rank {slow}: its forward takes "
-            f"{1000 * own[slow] / steps:.0f} ms a step, and {1000 * usual / steps:.0f} ms elsewhere; look at what else runs on its machine"
-        )
-        return Verdict("rank", slow, FORWARD, share, sentence)
+    others = [_share(totals, COUNT) + _beyond_least(ranks, rank) for rank, totals in enumerate(ranks) if rank != slow]
+    waited = sum(others) / len(others) if others else 0.0
+    if waited >= WORTH_SAYING and own[slow] > 1.1 * usual:
+        if _beyond_usual(ranks, slow, DATA) > _beyond_usual(ranks, slow, FORWARD):
+            return _blame_data(ranks, slow, True, num_workers, share_of_cores, device)
+        return _blame_rank(ranks, slow, waited, own[slow], usual, device)
+    late = max(range(len(ranks)), key=lambda rank: _share(ranks[rank], DATA))
+    if _share(ranks[late], DATA) >= WORTH_SAYING:
+        return _blame_data(ranks, late, False, num_workers, share_of_cores, device)
     total = sum(totals.seconds for totals in ranks) or 1.0
     busy = sum(totals.trainer.get(name, 0.0) for totals in ranks for name in (FORWARD, BACKWARD, UPDATE)) / total
     sentence = (
-        f"the model limits: forward, backward and update take {_percent(busy)} of the time, data is waited for {_percent(max(data))}; "
-        f"{'--amp bf16' if device == 'cuda' else 'more cores or a GPU'} or a smaller model would be faster, more workers would not"
+        f"the model limits: forward, backward and update take {_percent(busy)} of the time, data is waited for "
+        f"{_percent(_share(ranks[late], DATA))}; {'--amp bf16' if device == 'cuda' else 'more cores or a GPU'} or a smaller model would be "
+        "faster, more workers would not"
     )
     return Verdict("model", slow, BACKWARD, busy, sentence)
 
 
-def _blame_data(ranks: Sequence[Totals], late: int, data: Sequence[float], num_workers: int, cores: int, devices: str) -> Verdict:
-    loader = ranks[late].loader
+def _blame_rank(ranks: Sequence[Totals], slow: int, waited: float, own: float, usual: float, device: str) -> Verdict:
+    steps = max(1, ranks[slow].steps)
+    who = "GPUs" if device == "cuda" else "the other ranks"
+    sentence = (
+        f"{who} wait {_percent(waited)} of the time for rank {slow}: until its backward it takes "
+        f"{1000 * own / steps:.0f} ms a step, and others {1000 * usual / steps:.0f} ms; look at what else runs on its machine"
+    )
+    return Verdict("rank", slow, FORWARD, waited, sentence)
+
+
+def _blame_data(ranks: Sequence[Totals], late: int, alone: bool, num_workers: int, cores: int, device: str) -> Verdict:
+    """alone: the other ranks have their data in time."""
+    loader, share = ranks[late].loader, _share(ranks[late], DATA)
     work = {name: loader.get(name, 0.0) for name in WORK}
     total = sum(work.values()) or 1.0
     what = max(work, key=lambda name: work[name])
-    typical = sorted(data)[(len(data) - 1) // 2]
-    uneven = len(ranks) > 1 and data[late] > 2 * max(typical, WORTH_SAYING / 2)
-    who = f"rank {late} waits" if uneven else f"{devices} wait" if len(ranks) > 1 or devices == "GPUs" else "the trainer waits"
-    more = min(cores, max(num_workers + 1, round(num_workers / max(0.1, 1 - data[late]))))
+    who = "GPUs wait" if device == "cuda" else "the ranks wait" if len(ranks) > 1 else "the trainer waits"
+    who = f"rank {late} waits" if alone else who
+    more = min(cores, max(num_workers + 1, round(num_workers / max(0.1, 1 - share))))
     sentence = (
-        f"{who} {_percent(data[late])} of the time for data: {WORDS[what]} {_percent(work[what] / total)} of worker time; "
-        f"{_advice(what, num_workers, more, uneven)}"
+        f"{who} {_percent(share)} of the time for data: {WORDS[what]} {_percent(work[what] / total)} of worker time; "
+        f"{_advice(what, num_workers, more, alone)}"
     )
-    return Verdict("data", late, what, data[late], sentence)
+    return Verdict("data", late, what, share, sentence)
 
 
-def _advice(what: str, num_workers: int, more: int, uneven: bool) -> str:
+def _advice(what: str, num_workers: int, more: int, alone: bool) -> str:
     raise_workers = f"raise -j from {num_workers} to {more}" if more > num_workers else ""
     if what == READ:
-        where = "that machine's disk" if uneven else "the disk"
+        where = "that machine's disk" if alone else "the disk"
         change = f"{where} is slow: copy the shards to a faster one, or use a smaller --shuffle-block, so that neighbours are read together"
         return f"{change}; {raise_workers} to have more reads under way" if raise_workers else change
     if what == STAGES:
@@ -190,6 +215,12 @@ def _advice(what: str, num_workers: int, more: int, uneven: bool) -> str:
 
 def _share(totals: Totals, name: str) -> float:
     return totals.trainer.get(name, 0.0) / (totals.seconds or 1.0)
+
+
+def _beyond_usual(ranks: Sequence[Totals], rank: int, name: str) -> float:
+    """Seconds that a rank spends on something beyond what is usual."""
+    spent = [totals.trainer.get(name, 0.0) for totals in ranks]
+    return spent[rank] - sorted(spent)[(len(spent) - 1) // 2]
 
 
 def _beyond_least(ranks: Sequence[Totals], rank: int) -> float:

@@ -93,6 +93,7 @@ TESTED = {
     "resume": "test_train.py test_a_resumed_run_ends_with_the_same_bits",
     "checkpoint_interval": "test_flag_effects.py test_intervals",
     "log_interval": "test_flag_effects.py test_intervals",
+    "profile": "test_limits.py test_a_profile_of_all_ranks",
     "audit": "test_flag_effects.py test_there_is_an_audit_only_if_asked_for",
     "evaluate": "test_train.py test_evaluation_is_exact_on_any_world_size",
     "config": "test_flag_effects.py test_a_recipe_trains",

@@ -22,7 +22,7 @@ from engine.metrics import EVENTS, LineFile, RunLog, cut_back, topk_correct
 PUBLISHED = {
     "start": "world_size num_samples num_shards num_classes batch_size total_steps",
     "train": "epoch step samples_seen loss lr grad_norm samples_per_second data_time step_time memory",
-    "epoch": "epoch step samples bad_samples seen distinct repeated missed loss top1 seconds samples_per_second data_wait",
+    "epoch": "epoch step samples bad_samples seen distinct repeated missed loss top1 seconds samples_per_second data_wait limits",
     "eval": "epoch step num_samples loss top1 top5 correct",
     "test": "step num_samples bad_samples loss top1 top5 correct",
     "end": "status steps samples_seen",

@@ -64,7 +64,7 @@ def test_a_resumed_run_ends_with_the_same_bits(gloo_pool, picture_shards, tmp_pa
     assert [last(folder)["progress"]["bad"] for folder in (whole, broken)] == [9, 9]
 
     def told(folder):  # every number but the times
-        untimed = ("seconds", "samples_per_second", "data_wait", "data_time", "step_time")
+        untimed = ("seconds", "samples_per_second", "data_wait", "data_time", "step_time", "limits")
         events = [line for line in read_lines(folder / "metrics.jsonl") if line["event"] in ("epoch", "eval", "end")]
         return [{key: value for key, value in line.items() if key not in untimed} for line in events]
 

@@ -63,7 +63,7 @@ def test_one_rank_that_is_slow() -> None:
     fast, slow = totals(forward=2.0, backward=12.0), totals(forward=8.0, backward=6.0)
     verdict = judge([fast, slow, fast], 4, 3, 12)
     assert (verdict.limit, verdict.rank) == ("rank", 1)
-    begin = "the other ranks wait 41 % of the time for rank 1: its forward takes 81 ms a step, and 21 ms elsewhere;"
+    begin = "the other ranks wait 41 % of the time for rank 1: until its backward it takes 81 ms a step, and others 21 ms;"
     assert verdict.sentence.startswith(begin)
 
 
@@ -76,7 +76,7 @@ def test_a_model_that_limits() -> None:
 
 
 def test_laps_of_a_trainer() -> None:
-    waits = Waits(torch.device("cpu"), num_workers=2, spans=True)
+    waits = Waits(torch.device("cpu"), num_workers=2, profile=3)
     for step in range(3):
         waits.begin()
         waits.lap("data")
@@ -85,6 +85,7 @@ def test_laps_of_a_trainer() -> None:
         if step == 1:
             first = waits.close()
     assert first.steps == 2 and first.loader == {"read": 2.0, "wait": 4.0} and first.trainer.keys() == {"data", "forward"}
-    assert waits.close().steps == 1 and waits.all.steps == 3 and waits.all.loader["read"] == 3.0
+    assert waits.is_traced(at_end=False) and waits.close().steps == 1
+    assert waits.close_all().steps == 3 and waits.close_all().loader["read"] == 3.0
     assert waits.spans is not None and [name for name, _, _ in waits.spans] == ["data", "forward"] * 3
     assert waits.worker_spans == [(1, [("read", 0.0, 1.0)])] * 3
