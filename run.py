@@ -17,7 +17,6 @@ import torch
 import torch.multiprocessing as mp
 
 from data import build_loader
-from data.tasks import has_several_labels
 from engine import checkpoint, distributed, flags, launcher, runs, weights
 from engine.dry_run import dry_run
 from engine.ema import Ema
@@ -34,7 +33,6 @@ from engine.prepare import AlreadyFinished, prepare
 from engine.progress import Progress
 from engine.report import Report
 from engine.saver import Saver
-from engine.settings import has_clips
 from engine.step import Step
 from engine.train import Trainer
 from engine.views import answer_views
@@ -94,9 +92,8 @@ def main(args: argparse.Namespace) -> None:
 
     def run_test() -> None:
         answer = partial(forward.answer, judged)
-        if has_clips(args):
-            views = {"how": args.ensemble, "at_once": args.batch_size // ranks.world_size, "several": has_several_labels(args.task)}
-            answer = partial(answer_views, answer, **views)
+        if args.views:
+            answer = partial(answer_views, answer, **args.views)
         told = {"on_batch": lambda batch: report.batch(progress.step, batch, split="test"), "write_to": folder / TEST_FILE}
         report.test(step=progress.step, **judge(loader=test_loader, answer=answer, **told))
 

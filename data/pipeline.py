@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from typing import Any, cast
@@ -28,7 +29,7 @@ from .stages import AssembleBatch, Batch, BatchPlan, ReadColumns, ReadSamples, R
 from .store import ShardFiles
 from .tasks import create_task, default_img_size, has_several_labels, read_classes, resolve_labels, settings_of
 from .urls import relative_names
-from .workers import end_workers, init_worker, received, settle
+from .workers import end_workers, forking, init_worker, received
 
 STATE_VERSION = 1
 PLANNED = 4096  # slots at a time
@@ -137,9 +138,8 @@ class Loader:
         loader: DataLoader = DataLoader(
             self._pipeline(), batch_size=None, collate_fn=cast(Any, as_is), worker_init_fn=init_worker, **self._loading
         )
-        if self._loading.get("num_workers"):
-            settle()
-        batches = iter(loader)
+        with forking() if self._loading.get("num_workers") else nullcontext():
+            batches = iter(loader)
         if workers := getattr(batches, "_workers", None):
             Finalize(batches, end_workers, (list(workers),), exitpriority=10)
             widen_pipe(cast(Any, batches)._worker_result_queue._reader.fileno())

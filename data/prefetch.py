@@ -30,6 +30,7 @@ from .errors import ShardError
 from .fetching import fetch
 from .plan import Plan, shard_order
 from .shard_cache import ShardCache
+from .workers import forking
 
 if TYPE_CHECKING:
     from .shards import Shard
@@ -206,7 +207,8 @@ class Prefetch:
         context = multiprocessing.get_context("fork")
         self._position = RawValue("q", self._start)  # no lock: a process that is killed would keep it
         process = context.Process(target=_run, args=(self._shards, self._plan, self._lanes, job, path, self._position), daemon=True)
-        process.start()
+        with forking():
+            process.start()
         os.close(job)  # the lock is the process's now
         self._process = process
         self._end = Finalize(self, _stop, (process,), exitpriority=10)

@@ -6,6 +6,8 @@ Invariant: a rank never waits for a batch that will not come, and no worker outl
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import sys
@@ -30,6 +32,23 @@ def init_worker(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Queue._on_queue_feeder_error = property(lambda queue: partial(send_reason, queue))  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Around a fork of this process: its threads are at rest, and its garbage stays its own.
+
+    A child that collects what its parent had left runs destructors there: that of a process group joins threads which the child does not
+    have, and crashes or hangs (seen with PyTorch 2.14.1). What is frozen when the fork comes stays so in the child.
+    """
+    settle()
+    ours = gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
 
 
 def settle(seconds: float = 1.0) -> None:

@@ -140,7 +140,7 @@ def prepare_model(args: argparse.Namespace, saved: dict[str, Any] | None) -> Cos
     if args.grad_accum > rank_batch and not args.evaluate:
         raise ValueError(f"--grad-accum {args.grad_accum} exceeds the {rank_batch} samples of a process: lower it, or raise --batch-size")
     smallest = max(1, rank_batch // args.grad_accum)
-    args.testing = view_settings(args)
+    args.testing, args.views = view_settings(args)
     test_size = args.testing["img_size"] if args.test_shards else None
     frames = num_frames(args)
     looked_at = check_model(args.model, args.num_classes, args.img_size, smallest, frames, args.model_options, test_size)

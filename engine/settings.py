@@ -38,17 +38,19 @@ def task_settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def view_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What build_loader is told otherwise for the test: a slot holds all clips of a video, so a batch has as many videos fewer."""
+def view_settings(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What build_loader is told otherwise for the test: a slot holds all clips of a video, so a batch has as many videos fewer. And
+    how its clips answer together, as answer_views takes it; None for pictures."""
     size = args.test_size or args.img_size
     if not has_clips(args):
-        return {"img_size": size}
+        return {"img_size": size}, None
     views, crops = args.num_ensemble_views or VIEWS, args.num_spatial_crops or CROPS
+    several = tasks.has_several_labels(args.task)
     return {
         "img_size": size,
         "batch_size": max(args.world_size, args.batch_size // (views * crops)),
         "transform": {**args.transform, "short_side": None, "num_views": views, "num_crops": crops},
-    }
+    }, {"how": args.ensemble, "at_once": args.batch_size // args.world_size, "several": several}
 
 
 def num_frames(args: argparse.Namespace) -> int | None:

@@ -82,7 +82,7 @@ class Step:
         """`lap` hears what has just been done. Before the model's own forward the ranks wait for each other, to share buffers."""
         self.lap = lap
         if getattr(self.model, "_compiled_call_impl", None) is None:  # a hook would cut a compiled graph
-            self.model.module.register_forward_pre_hook(lambda module, inputs: self.lap(COUNT))
+            self.model.module.register_forward_pre_hook(lambda module, inputs: lap(COUNT))  # not self: a cycle would keep the model
 
     def warm_up(self, batch: dict[str, torch.Tensor]) -> None:
         """One discarded forward and backward.

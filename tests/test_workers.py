@@ -1,14 +1,16 @@
-"""Loader workers: what a process does before it forks them."""
+"""Loader workers: what a process does when it forks them."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import multiprocessing
 import os
 import threading
 
 import pytest
 
-from data.workers import settle, thread_states
+from data.workers import forking, settle, thread_states
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="there is no /proc here")
@@ -27,3 +29,33 @@ def test_a_process_settles_before_it_forks():
         assert {state for thread, state in thread_states() if thread == threads[1].native_id} == {"S"}
     finally:
         sleeper.set()
+
+
+class Witness:
+    """Says in a file which process ended it."""
+
+    def __init__(self, path):
+        self.path, self.cycle = path, self
+
+    def __del__(self):
+        with open(self.path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork here")
+def test_what_a_process_left_is_not_collected_by_its_workers(tmp_path):
+    """Such as the process group of a model that is gone, whose threads a forked process does not have."""
+    gc.collect()
+    gc.disable()
+    try:
+        Witness(tmp_path / "ended")  # its cycle keeps it until the next collection
+        with forking():
+            worker = multiprocessing.get_context("fork").Process(target=gc.collect)
+            worker.start()
+        worker.join()
+        assert worker.exitcode == 0 and not (tmp_path / "ended").exists()
+        assert gc.get_freeze_count() == 0
+        gc.collect()
+        assert (tmp_path / "ended").read_text() == f"{os.getpid()}\n"
+    finally:
+        gc.enable()
