@@ -63,15 +63,18 @@ def _connect() -> Any:
         import ray
     except ImportError:
         raise SourceError(f"--executor ray needs a package that is missing: {INSTALL}") from None
+    address = os.environ.get("RAY_ADDRESS") or "auto"
     package = os.path.dirname(os.path.abspath(__file__))
     try:
-        address = os.environ.get("RAY_ADDRESS") or "auto"
+        host, colon, port = address.rpartition(":")
+        if colon and port.isdigit() and "/" not in host:  # ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), 10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"py_modules": [package]})
-    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, RuntimeError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:200]
         raise SourceError(
-            f"--executor ray: no cluster can be reached ({reason}): start one (ray start --head), name one in RAY_ADDRESS, or set "
-            "RAY_ADDRESS=local for this machine alone"
+            f"--executor ray: no cluster can be reached at {address} ({reason}): start one (ray start --head), name one in RAY_ADDRESS, "
+            "or set RAY_ADDRESS=local for this machine alone"
         ) from None
     return ray
 
