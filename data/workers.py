@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -31,6 +32,7 @@ def init_worker(worker: int) -> None:
     """A worker leaves signals to its rank: it ends when the rank closes it or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Queue._finalize_join = partial(join_sender, os.getppid())  # type: ignore[attr-defined]
     Queue._on_queue_feeder_error = property(lambda queue: partial(send_reason, queue))  # type: ignore[attr-defined]
 
 
@@ -73,6 +75,17 @@ def thread_states() -> list[tuple[int, str]]:
     except OSError:  # no /proc, or a thread that is just gone
         pass
     return found
+
+
+def join_sender(rank: int, sender: weakref.ref[threading.Thread]) -> None:
+    """Wait until a queue's thread has sent what is left, but not when the rank (a process id) is gone.
+
+    Nobody reads the pipe then, and the worker, which holds its other end too, would wait for ever to write to it.
+    """
+    while (thread := sender()) is not None and thread.is_alive():
+        thread.join(0.5)
+        if os.getppid() != rank:
+            os._exit(1)
 
 
 def send_reason(queue: Any, error: Exception, item: Any) -> None:
