@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shutil
 import sys
 
 import pytest
 from launching import base, launch, spoil
 from PIL import Image
+from remote_shards import nginx, site  # noqa: F401
 from shard_maker import write_shards
 from test_video_training import command, videos
 from video_maker import encode
@@ -57,7 +59,7 @@ def test_pictures_get_their_names(trained, tmp_path, monkeypatch, capsys):
     assert err.startswith(f"left out: {folder}/broken.jpg: ")
 
 
-def test_shards_go_to_a_csv(trained, tmp_path, monkeypatch, capsys):
+def test_shards_go_to_a_csv(trained, site, tmp_path, monkeypatch, capsys):
     spoil(tmp_path / "val" / "000.tar", b"s00002.png")
     out_file = tmp_path / "out.csv"
     code, _, err = run(monkeypatch, capsys, trained / "checkpoints" / "last.pt", tmp_path / "val", "--csv", out_file, "-b", 4)
@@ -67,6 +69,11 @@ def test_shards_go_to_a_csv(trained, tmp_path, monkeypatch, capsys):
     assert [row[0] for row in rows[1:]] == [f"000.tar/s{n:05d}" for n in (0, 1, 3, 4, 5, 6)] + [f"001.tar/s{n:05d}" for n in (7, 8, 9, 10)]
     assert [row[1] for row in rows[1:]] == [("red", "green", "blue")[n % 3] for n in (0, 1, 3, 4, 5, 6, 7, 8, 9, 10)]
     assert all(abs(sum(map(float, row[2::2])) - 1) < 1e-5 for row in rows[1:])
+    for path in (tmp_path / "val").glob("*.tar"):
+        shutil.copy(path, site.folder)
+    again = tmp_path / "again.csv"
+    code, _, err = run(monkeypatch, capsys, trained / "checkpoints" / "last.pt", site.shards(2) + "?secret", "--csv", again, "-b", 4)
+    assert (code, again.read_text()) == (1, out_file.read_text()) and "secret" not in err
 
 
 def test_videos_get_their_names(gloo_pool, tmp_path, monkeypatch, capsys):
