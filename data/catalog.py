@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from . import remote
 from .errors import ShardError
@@ -29,6 +29,7 @@ from .urls import base_name, folder_of, parent_of, redact, scheme, sibling, with
 LIST_FROM = 8  # shards of one folder, from which on it is listed rather than each asked for
 SCAN_THREADS = 4  # shards that are read through at once
 Found = tuple[Shard, bool] | ShardError
+T = TypeVar("T")
 
 
 def _say(line: str) -> None:
@@ -44,7 +45,7 @@ def load_remote(
     """
     _read_beside.cache_clear()
     listings: dict[str, dict[str, remote.Stat]] = {}
-    stats = _stat_all(urls, listings)
+    stats = _stat_all(urls, listings, progress)
     sources: dict[str, Remote] = {}
     results: dict[str, Found] = {url: found for url, found in stats.items() if isinstance(found, ShardError)}
     for url, found in stats.items():
@@ -52,7 +53,7 @@ def load_remote(
             sources[url] = Remote(url, found.size, found.tag, found.ranges, cache=cache)
     counts = {} if rebuild else _counts_here(sources)
     _add_published(sources, counts, rebuild)
-    _add_indexes(sources, counts, listings, rebuild)
+    _add_indexes(sources, counts, listings, rebuild, progress)
     if cache is None:  # a count alone is not enough to find a sample
         for url in [url for url in counts if not sources[url].index_url and not os.path.exists(sources[url].index_path)]:
             del counts[url]
@@ -92,7 +93,24 @@ def _as_shard(source: Remote, count: int, damage: str | None) -> Shard:
     return Shard(path, base_name(path), tar_path, source.index_path, count, source.size, damage, source)
 
 
-def _stat_all(urls: Sequence[str], listings: dict[str, dict[str, remote.Stat]]) -> dict[str, remote.Stat | ShardError]:
+def _map_with_bar(what: str, work: Callable[[str], T], urls: Sequence[str], progress: bool) -> list[T]:
+    """`remote.map_threads`, with a bar where it takes long: a hundred thousand questions do."""
+    from tqdm import tqdm
+
+    with tqdm(total=len(urls), desc=what, unit="shard", delay=2, disable=not progress, leave=False) as bar:
+
+        def step(url: str) -> T:
+            try:
+                return work(url)
+            finally:
+                bar.update()
+
+        return remote.map_threads(step, urls)
+
+
+def _stat_all(
+    urls: Sequence[str], listings: dict[str, dict[str, remote.Stat]], progress: bool
+) -> dict[str, remote.Stat | ShardError]:
     """What the store says of each URL. `listings` gets those that were made: folder -> redacted URL -> what it says."""
     folders: dict[str, list[str]] = defaultdict(list)
     for url in urls:
@@ -106,7 +124,7 @@ def _stat_all(urls: Sequence[str], listings: dict[str, dict[str, remote.Stat]]) 
                 continue  # what may be read may not be listed
             found.update((url, listings[folder][redact(url)]) for url in members if redact(url) in listings[folder])
     rest = [url for url in urls if url not in found]
-    found.update(zip(rest, remote.map_threads(_stat_shard, rest), strict=True))
+    found.update(zip(rest, _map_with_bar("asking for shards", _stat_shard, rest, progress), strict=True))
     return {url: _refuse_empty(url, stat) if isinstance(stat, remote.Stat) else stat for url, stat in found.items()}
 
 
@@ -216,8 +234,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _add_indexes(
-    sources: dict[str, Remote], counts: dict[str, tuple[int, str]], listings: Mapping[str, Mapping[str, remote.Stat]], rebuild: bool
-) -> None:
+    sources: dict[str, Remote], counts: dict[str, tuple[int, str]], listings: Mapping[str, Mapping[str, remote.Stat]], rebuild: bool,
+    progress: bool,
+) -> None:  # fmt: skip
     """The published `.tar.idx` of each shard: its count, where nothing else told it; its place, where samples are read one by one."""
     wanted = [url for url, source in sources.items() if not rebuild and (url not in counts or source.cache is None)]
 
@@ -231,7 +250,7 @@ def _add_indexes(
         except ShardError:
             return ""
 
-    for url, place in zip(wanted, remote.map_threads(find, wanted), strict=True):
+    for url, place in zip(wanted, _map_with_bar("asking for indexes", find, wanted, progress), strict=True):
         sources[url] = replace(sources[url], index_url=place)
     missing = [url for url in wanted if url not in counts and sources[url].index_url]
 
@@ -241,7 +260,7 @@ def _add_indexes(
         except ShardError:
             return None  # of another version of the shard: as if there were none
 
-    for url, number in zip(missing, remote.map_threads(count, missing), strict=True):
+    for url, number in zip(missing, _map_with_bar("reading indexes", count, missing, progress), strict=True):
         if number is not None:
             counts[url] = number, ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import threading
 import time
@@ -114,6 +115,20 @@ def test_data_that_fits_is_fetched_once_and_by_one_process(site, published) -> N
     assert os.listdir(os.path.join(folder, "jobs")) == [] or len(os.listdir(os.path.join(folder, "jobs"))) == 1
     read_ids(site.shards(6), cache_dir=folder, **kwargs)
     assert site.requests() == []
+
+
+def test_readers_go_on_when_the_process_that_fetches_is_killed(site, published) -> None:
+    paths = published([20] * 12)
+    kwargs: dict[str, Any] = {"batch_size": 12, "num_classes": 3, "img_size": 32, "shuffle_block": 20}
+    loader = build_loader(site.shards(12), cache_dir=str(site.folder / "cache"), **kwargs)
+    ids = []
+    for step, batch in enumerate(loader):
+        ids.append(batch["ids"])
+        if step == 1:
+            (fetching,) = multiprocessing.active_children()
+            fetching.kill()
+            fetching.join()
+    assert ids == [batch["ids"] for batch in build_loader(paths, **kwargs)]
 
 
 def test_the_first_batch_of_a_thousand_shards_needs_a_few_of_them(site, published) -> None:
