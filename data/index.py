@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 
 from .cache import cached_path, is_writable
 from .errors import ShardError
+from .native import gathering
 from .tar import Buffer, TarDamage, split_name, walk, walk_raw
 
 MAX_END = 1 << 20  # bytes of zeros at the end; tar writes up to 10,240, and a few tools fill up larger records
@@ -93,14 +95,35 @@ def write_index(index_path: str, offsets: np.ndarray, mtime_ns: int) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _build(buf: Buffer, cut: str, name: str) -> tuple[np.ndarray, str | None]:
-    """The offsets of the whole samples in `buf`, and what is lost."""
-    starts: list[int] = []
-    prefix = b"\0"  # what the names of the open sample's members start with: its key and a dot
-    position = sample_end = 0
-    damage: TarDamage | None = None
+@dataclass(slots=True)
+class _Walked:
+    """How far a walk has come."""
+
+    starts: list[int]  # of samples
+    prefix: bytes = b"\0"  # what the names of the open sample's members start with: its key and a dot
+    position: int = 0  # behind the last member and its padding
+    sample_end: int = 0
+
+
+def _walk_whole(buf: Buffer, walked: _Walked) -> None:
+    """In C where that can be: ordinary members there, others here, and more of them the longer none is ordinary. Raises TarDamage."""
+    most, fast, more = 1, gathering.is_there(), True
+    while more:
+        if fast:
+            found, num_members, walked.position, walked.prefix = gathering.walk(buf, walked.position, walked.prefix)
+            walked.starts += found
+            walked.sample_end = walked.position if num_members else walked.sample_end
+            most = 1 if num_members > 16 else min(2 * most, 1024)
+        more = _walk_slowly(buf, walked, most if fast else None)
+
+
+def _walk_slowly(buf: Buffer, walked: _Walked, most: int | None) -> bool:
+    """Take `most` members at most; whether there is another. Raises TarDamage."""
+    starts, prefix, position, sample_end = walked.starts, walked.prefix, walked.position, walked.sample_end
     try:
-        for raw_name, offset, data_offset, size, is_file in walk_raw(buf):
+        for number, (raw_name, offset, data_offset, size, is_file) in enumerate(walk_raw(buf, position)):
+            if number == most:
+                return True
             if offset != position:
                 prefix = b"\0"  # zero blocks: another archive begins, and with it another sample
             position = data_offset + (size + 511 & -512)
@@ -115,12 +138,23 @@ def _build(buf: Buffer, cut: str, name: str) -> tuple[np.ndarray, str | None]:
                     starts.append(offset)
                     prefix = name_prefix
             sample_end = position
+        return False
+    finally:
+        walked.prefix, walked.position, walked.sample_end = prefix, position, sample_end
+
+
+def _build(buf: Buffer, cut: str, name: str) -> tuple[np.ndarray, str | None]:
+    """The offsets of the whole samples in `buf`, and what is lost."""
+    walked = _Walked([])
+    damage: TarDamage | None = None
+    try:
+        _walk_whole(buf, walked)
     except TarDamage as found:
-        if not position and not found.name and buf[found.offset + 257 : found.offset + 262] != b"ustar":
+        if not walked.position and not found.name and buf[found.offset + 257 : found.offset + 262] != b"ustar":
             raise not_a_tar(name, bytes(buf[:64])) from None
         damage = found
+    starts, position, sample_end = walked.starts, walked.position, min(walked.sample_end, len(buf))
     damage = damage or _find_cut(buf, position, cut)
-    sample_end = min(sample_end, len(buf))
     closed = damage is not None and position < damage.offset  # zero blocks ended the last archive: its last sample is whole
     if damage is not None and starts and not closed and not _is_whole(buf, starts, sample_end, damage.name):
         sample_end = starts.pop()

@@ -1,8 +1,8 @@
 """Bytes of local shards: plain tars are read in place, gzip content is decompressed once into the user's cache.
 
 in: a shard's path, or (Shard, sample number)  ->  out: the path of a plain tar, or the bytes of one sample
-Invariant: bytes are read, never mapped, so that a file cut meanwhile is an error and not the end of the process; no more than `max_open`
-files are open at a time.
+Invariant: a file that is cut meanwhile is an error that names it, not the end of the process; no more than `max_open` files are open at
+a time.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ class ShardFiles:
     def __init__(self, max_open: int = 64) -> None:
         self._max_open = max_open
         self._open: OrderedDict[str, tuple[int, np.ndarray]] = OrderedDict()
+        self._rows: dict[str, tuple[int, ...]] = {}  # of open shards, as `gathering.find_places` takes them
         self._buffer = np.empty(0, np.uint8)  # of `read_many`: new memory would be given page by page, for each batch again
         self.remote = RemoteFiles()
 
@@ -181,7 +182,8 @@ class ShardFiles:
     ) -> int:
         """The same in C, for local shards, `order` being that of the disk; returns how much of the buffer is used."""
         opened = [self._opened(one) for one in shards]
-        table = np.array([(offsets.ctypes.data, len(offsets) - 1, fd) for fd, offsets in opened], np.int64)
+        rows = [self._rows.get(one.tar_path) or self._map(one, *entry) for one, entry in zip(shards, opened, strict=True)]
+        table = np.array(rows, np.int64)
         start, size, place = out
         end = gathering.find_places(order, shard, index, table, used, start, size, place)
         if end < 0:
@@ -195,6 +197,19 @@ class ShardFiles:
                 raise _unreadable(shards[which], int(start[failed]), os.strerror(error))
             raise StaleIndexError(_ends_early(shards[which], os.fstat(opened[which][0]).st_size, int(index[failed])))
         return end
+
+    def _map(self, shard: Shard, fd: int, offsets: np.ndarray) -> tuple[int, ...]:
+        length = os.fstat(fd).st_size
+        row = (offsets.ctypes.data, len(offsets) - 1, fd, gathering.map_file(fd, length), length)
+        self._rows[shard.tar_path] = row
+        return row
+
+    def _drop(self) -> None:
+        """Close the shard that was open longest."""
+        path, (fd, _) = self._open.popitem(last=False)
+        os.close(fd)
+        if row := self._rows.pop(path, None):
+            gathering.unmap(*row[3:])
 
     def _reserve(self, size: int) -> None:
         """Make the buffer at least so long; what is in it stays."""
@@ -233,7 +248,7 @@ class ShardFiles:
     def close(self) -> None:
         self.remote.close()
         while self._open:
-            os.close(self._open.popitem()[1][0])
+            self._drop()
 
     def _opened(self, shard: Shard) -> tuple[int, np.ndarray]:
         if shard.remote is not None:
@@ -251,7 +266,7 @@ class ShardFiles:
             raise StaleIndexError(f"{error}; delete it or run scripts/index_shards.py") from None
         self._open[shard.tar_path] = fd, offsets
         if len(self._open) > self._max_open:
-            os.close(self._open.popitem(last=False)[1][0])
+            self._drop()
         return fd, offsets
 
     def __reduce__(self) -> tuple[type[ShardFiles], tuple[int]]:

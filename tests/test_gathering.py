@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 import shard_maker
@@ -80,6 +82,20 @@ def test_a_disk_that_fails_is_named(shards, monkeypatch):
         with pytest.raises(ValueError, match=r"0.tar: can't be read at byte \d+: Is a directory"):
             ShardFiles().read_many(shards, np.zeros(2, np.int64), np.array([4, 2]))
         without_c(monkeypatch)
+
+
+def test_a_file_cut_while_it_is_mapped_is_named(shards):
+    """Reading past its end in memory would end the process."""
+    files = ShardFiles()
+    files.read_many(shards, np.zeros(2, np.int64), np.array([4, 2]))
+    with open(shards[0].tar_path, "r+b") as file:
+        file.truncate(5000)
+    handler = signal.getsignal(signal.SIGBUS)
+    for _ in range(2):
+        with pytest.raises(StaleIndexError, match="0.tar: its index does not fit it: the file ends at byte 5000, before sample 2 does"):
+            files.read_many(shards, np.zeros(2, np.int64), np.array([4, 2]))
+    assert signal.getsignal(signal.SIGBUS) == handler
+    assert len(files.read_many(shards, np.zeros(1, np.int64), np.array([0]))[0])
 
 
 def test_places_outside_are_refused():

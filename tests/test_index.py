@@ -15,6 +15,7 @@ import tar_maker as tm
 
 from data.errors import ShardError
 from data.index import build_index, load_index, read_index, write_index
+from data.native import gathering
 from data.shards import load_shards
 from data.store import ShardFiles
 from data.tar import parse_sample
@@ -25,6 +26,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True, params=["C", "Python"])
+def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here is true of both."""
+    if request.param == "Python":
+        monkeypatch.setattr(gathering, "is_there", lambda: False)
+    elif not gathering.is_there():
+        pytest.skip("samples.so is not built")
 
 
 def write_tar(path: Path, content: bytes) -> str:
@@ -169,6 +179,32 @@ def test_not_a_tar(tmp_path: Path, content: bytes, message: str) -> None:
         load_index(path)
     assert message in str(caught.value) and str(caught.value).startswith(path) and "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["x.tar"]
+
+
+def test_tars_spoilt_at_random_have_one_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walked in C, mostly, and in Python alone."""
+    rng = np.random.default_rng(3)
+    long = tm.pax({"path": "p/" + "n" * 120 + ".a"}) + tm.member("cut", b"x")
+    odd = [long, tm.member("d/", kind=b"5"), bytes(1024), tm.member("._x.a", b"1")]
+    for _ in range(150):
+        pieces = []
+        for i in range(int(rng.integers(1, 30))):
+            pieces.append(tm.member(f"k{i // 3}.{'abc'[i % 3]}", rng.bytes(int(rng.integers(0, 1300)))))
+            if rng.random() < 0.15:
+                pieces.append(odd[rng.integers(len(odd))])
+        content = bytearray(b"".join(pieces) + tm.END)
+        for at in rng.integers(0, len(content), rng.integers(0, 2)).tolist():
+            content[at] = rng.integers(256)
+        path = write_tar(tmp_path / "x.tar", bytes(content[: rng.integers(1, len(content) + 1)] if rng.random() < 0.3 else content))
+        found: list[object] = []
+        for c in (True, False):
+            monkeypatch.setattr(gathering, "is_there", lambda c=c: c)
+            try:
+                offsets, damage = build_index(path)
+                found.append((offsets.tolist(), damage))
+            except ShardError as error:
+                found.append(str(error))
+        assert found[0] == found[1]
 
 
 def test_no_file(tmp_path: Path) -> None:

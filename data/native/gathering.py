@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from . import FOLDER, sources_hash
 
 LIBRARY = FOLDER / "samples.so"
 MOST_FIELDS, NAME = 16, 100  # as in samples.c
+_STARTS = 65_536  # at most, before Python is asked whether to go on (Ctrl-C)
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -34,10 +36,13 @@ def _load() -> ctypes.CDLL | None:
         "parse": [_POINTER, _NUMBER, _NUMBER, *[_POINTER] * 7],
         "gather": [_POINTER, _NUMBER, _NUMBER, *[_POINTER] * 3, _NUMBER],
         "digits": [_POINTER, _NUMBER, _NUMBER, *[_POINTER] * 3],
+        "walk": [_POINTER, _NUMBER, _NUMBER, ctypes.c_char_p, _NUMBER, _POINTER, _NUMBER, _POINTER],
         "same": [_POINTER, _NUMBER, _NUMBER, _POINTER, _NUMBER, _NUMBER, _POINTER],
     }.items():
         function = getattr(library, f"shardline_{name}")
         function.argtypes, function.restype = arguments, ctypes.c_int if name in ("parse", "digits", "same") else _NUMBER
+    library.shardline_map.argtypes, library.shardline_map.restype = [ctypes.c_int32, _NUMBER], _POINTER
+    library.shardline_unmap.argtypes, library.shardline_unmap.restype = [_POINTER, _NUMBER], None
     return library
 
 
@@ -58,13 +63,25 @@ def _at(array: np.ndarray) -> int:
     return layout["data"][0]
 
 
+def map_file(descriptor: int, length: int) -> int:
+    """The address of a file's first bytes in memory, without another descriptor; 0 where it can't be mapped."""
+    library = _load()
+    return (library and library.shardline_map(descriptor, length)) or 0
+
+
+def unmap(address: int, length: int) -> None:
+    """Undoes `map_file`."""
+    if address:
+        _library().shardline_unmap(address, length)
+
+
 def find_places(
     order: np.ndarray, shard: np.ndarray, index: np.ndarray, sources: np.ndarray, at: int, start: np.ndarray, size: np.ndarray,
     place: np.ndarray,
 ) -> int:  # fmt: skip
     """Fills in, for the samples `order` (numbers of rows), where each starts in its shard, its size, and its place in a buffer that is
-    used up to `at`. sources: int64 (shards, 3), a row for each shard in this order: address and number of its offsets, descriptor.
-    Returns the length of the buffer, or -1 - i where sample i is not in its index."""
+    used up to `at`. sources: int64 (shards, 5), a row for each shard in this order: address and number of its offsets, descriptor, what
+    `map_file` gave of how many bytes. Returns the length of the buffer, or -1 - i where sample i is not in its index."""
     return _library().shardline_places(
         len(order), _at(order), _at(shard), _at(index), _at(sources), at, _at(start), _at(size), _at(place)
     )  # fmt: skip
@@ -91,6 +108,17 @@ def parse(data: np.ndarray, place: np.ndarray, size: np.ndarray) -> tuple[dict[s
     )  # fmt: skip
     assert found >= 0, "a sample is not inside its buffer"
     return {names[f, : lengths[f]].tobytes().decode("ascii"): (starts[f], sizes[f]) for f in range(found)}, key
+
+
+def walk(buf: Any, at: int, prefix: bytes) -> tuple[list[int], int, int, bytes]:
+    """Passes over ordinary members of a tar from `at` on. prefix: what the names of the open sample's members start with, its key and a
+    dot; anything else where there is none. (where samples start, members, where the next header is, the prefix now)."""
+    data = np.frombuffer(buf, np.uint8)
+    starts, walked = np.empty(_STARTS, np.int64), np.empty(4, np.int64)
+    key = prefix.removesuffix(b".")
+    found = _library().shardline_walk(_at(data), len(data), at, key, len(key), _at(starts), _STARTS, _at(walked))
+    end, members, first, length = walked.tolist()
+    return starts[:found].tolist(), members, end, prefix if first < 0 else buf[first : first + length] + b"."
 
 
 def gather(data: np.ndarray, start: np.ndarray, size: np.ndarray, out: np.ndarray) -> None:

@@ -4,9 +4,16 @@
 #define _FILE_OFFSET_BITS 64
 #define _GNU_SOURCE
 #include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 enum { BLOCK = 512, NAME = 100, MOST = 16 }; /* MOST: fields of different names in a batch; a sample with one more is odd */
 
@@ -14,6 +21,8 @@ typedef struct {
     const uint64_t *offsets; /* count + 1 of them, as in the index */
     int64_t count;
     int64_t file; /* descriptor */
+    const uint8_t *map; /* of `mapped` bytes of it; NULL: it can't be mapped */
+    int64_t mapped;
 } Source;
 
 const char *shardline_samples_sources(void) { return SOURCES; }
@@ -39,31 +48,70 @@ int64_t shardline_places(int64_t n, const int64_t *order, const int64_t *shard, 
     return at;
 }
 
-/* Read them; neighbours in the shard that are neighbours in the buffer with one call. Returns -1, or the sample at which a file ends or
-   fails: `error` is then errno, or 0 at its end. */
-int64_t shardline_read(int64_t n, const int64_t *order, const int64_t *shard, const Source *sources, const int64_t *start,
-                       const int64_t *size, const int64_t *place, uint8_t *buffer, int64_t length, int32_t *error) {
+/* The first `length` bytes of a file in memory, NULL where that can't be. */
+void *shardline_map(int32_t file, int64_t length) {
+    void *map = length > 0 ? mmap(NULL, (size_t)length, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+    return map == MAP_FAILED ? NULL : map;
+}
+
+void shardline_unmap(void *map, int64_t length) { munmap(map, (size_t)length); }
+
+static _Thread_local sigjmp_buf *volatile escape;
+
+static void on_bus_error(int number) {
+    if (escape) siglongjmp(*escape, 1);
+    signal(number, SIG_DFL); /* not ours: it comes again */
+}
+
+/* memcpy from a map; 0 where the file has become shorter under it, or its disk fails. */
+static int copy_mapped(uint8_t *to, const uint8_t *from, size_t size) {
+    sigjmp_buf back;
+    if (sigsetjmp(back, 0)) {
+        escape = NULL;
+        return 0;
+    }
+    escape = &back;
+    memcpy(to, from, size);
+    escape = NULL;
+    return 1;
+}
+
+/* How much of a shard's map is there now: beyond the end of its file a page is filled up with zeros, and the next one is a bus error. */
+static int64_t still_there(const Source *source) {
+    struct stat now;
+    if (!source->map || fstat((int)source->file, &now)) return 0;
+    return now.st_size < source->mapped ? (int64_t)now.st_size : source->mapped;
+}
+
+typedef struct {
+    const int64_t *start, *size, *place;
+    uint8_t *buffer;
+    int64_t length;
+    int32_t error;
+} Reading;
+
+/* The n samples `order` of one shard, from the first `limit` bytes of its map where they are in it. Returns as shardline_read. */
+static int64_t read_shard(Reading *in, const Source *source, const int64_t *order, int64_t n, int64_t limit) {
     int64_t next;
-    *error = 0;
     for (int64_t k = 0; k < n; k = next) {
-        int64_t i = order[k], last = i, position = start[i], to = place[i];
-        if (k && shard[i] != shard[order[k - 1]]) sources++;
+        int64_t i = order[k], last = i, position = in->start[i], to = in->place[i];
         for (next = k + 1; next < n; next++) {
             int64_t j = order[next];
-            if (shard[j] != shard[i] || start[j] != start[last] + size[last] || place[j] != place[last] + size[last]) break;
+            if (in->start[j] != in->start[last] + in->size[last] || in->place[j] != in->place[last] + in->size[last]) break;
             last = j;
         }
-        int64_t stop = place[last] + size[last];
-        if (to < 0 || stop < to || stop > length) {
-            *error = EFAULT;
+        int64_t stop = in->place[last] + in->size[last];
+        if (position < 0 || to < 0 || stop < to || stop > in->length) {
+            in->error = EFAULT;
             return i;
         }
+        if (position <= limit - (stop - to) && copy_mapped(in->buffer + to, source->map + position, (size_t)(stop - to))) continue;
         while (to < stop) {
-            ssize_t got = pread((int)sources->file, buffer + to, (size_t)(stop - to), (off_t)position);
+            ssize_t got = pread((int)source->file, in->buffer + to, (size_t)(stop - to), (off_t)position);
             if (got < 0 && errno == EINTR) continue;
             if (got <= 0) {
-                *error = got ? errno : 0;
-                while (k < next - 1 && place[order[k]] + size[order[k]] <= to) k++;
+                in->error = got ? errno : 0;
+                while (k < next - 1 && in->place[order[k]] + in->size[order[k]] <= to) k++;
                 return order[k];
             }
             to += got;
@@ -71,6 +119,30 @@ int64_t shardline_read(int64_t n, const int64_t *order, const int64_t *shard, co
         }
     }
     return -1;
+}
+
+/* Read them; neighbours in the shard that are neighbours in the buffer with one call. From a map that takes a third of the time that a
+   call of the system takes; where the file has become shorter, the system is asked, and says so. Returns -1, or the sample at which a
+   file ends or fails: `error` is then errno, or 0 at its end. */
+int64_t shardline_read(int64_t n, const int64_t *order, const int64_t *shard, const Source *sources, const int64_t *start,
+                       const int64_t *size, const int64_t *place, uint8_t *buffer, int64_t length, int32_t *error) {
+    Reading in = {start, size, place, buffer, length, 0};
+    struct sigaction ours = {.sa_handler = on_bus_error, .sa_flags = SA_NODEFER}, before;
+    int64_t found = -1, after;
+    sigemptyset(&ours.sa_mask);
+    sigaction(SIGBUS, &ours, &before);
+    for (int64_t k = 0; k < n && found < 0; k = after, sources++) {
+        for (after = k + 1; after < n && shard[order[after]] == shard[order[k]];) after++;
+        int64_t limit, now = still_there(sources);
+        do { /* once more where it was cut meanwhile */
+            limit = now;
+            found = read_shard(&in, sources, order + k, after - k, limit);
+            now = limit ? still_there(sources) : 0;
+        } while (found < 0 && now < limit);
+    }
+    sigaction(SIGBUS, &before, NULL);
+    *error = in.error;
+    return found;
 }
 
 /* -1 where it has anything but octal digits. */
@@ -85,13 +157,25 @@ static int64_t octal(const uint8_t *digits, int count) {
     return wrong > 7 ? -1 : (int64_t)value;
 }
 
+static uint32_t sum_block(const uint8_t *block) {
+#ifdef __SSE2__
+    __m128i sum = _mm_setzero_si128();
+    for (int i = 0; i < BLOCK; i += 16)
+        sum = _mm_add_epi64(sum, _mm_sad_epu8(_mm_loadu_si128((const __m128i *)(block + i)), _mm_setzero_si128()));
+    return (uint32_t)(_mm_cvtsi128_si32(sum) + _mm_cvtsi128_si32(_mm_srli_si128(sum, 8)));
+#else
+    uint32_t sum = 0;
+    for (int i = 0; i < BLOCK; i++) sum += block[i];
+    return sum;
+#endif
+}
+
 /* The size of an ordinary file whose header has the right checksum, else -1. */
 static int64_t file_size(const uint8_t *head) {
     if (head[156] != '0' || head[345] || head[135] > 32 || (head[154] & 0xDF) || (head[155] & 0xDF)) return -1;
     int64_t size = octal(head + 124, 11), stated = octal(head + 148, 6);
     if (size < 0 || stated < 0) return -1;
-    uint32_t sum = 8 * ' '; /* the checksum counts itself as blanks */
-    for (int i = 0; i < BLOCK; i++) sum += head[i];
+    uint32_t sum = sum_block(head) + 8 * ' '; /* the checksum counts itself as blanks */
     for (int i = 148; i < 156; i++) sum -= head[i];
     return sum == (uint64_t)stated ? size : -1;
 }
@@ -177,6 +261,36 @@ int shardline_parse(const uint8_t *data, int64_t length, int64_t n, const int64_
             for (int f = 0; f < fields.num; f++) field_size[f * n + i] = -1;
     }
     return fields.num;
+}
+
+typedef struct {
+    int64_t at;                /* where the next header is */
+    int64_t members;           /* ordinary ones that were passed */
+    int64_t key, key_length;   /* the open sample's key is at data[key]; -1: it is still the one that was given */
+} Walked;
+
+/* Pass over ordinary members from `at` on, and note where those of another key than the member before start: as index.py does it. key: of
+   the open sample, of length 0 where there is none. Returns the number of starts; stops at what is not ordinary, at the end, and when
+   there is no room for more. */
+int64_t shardline_walk(const uint8_t *data, int64_t length, int64_t at, const uint8_t *key, int64_t key_length, int64_t *starts,
+                       int64_t room, Walked *walked) {
+    int64_t found = 0;
+    *walked = (Walked){at, 0, -1, key_length};
+    while (at >= 0 && at <= length - BLOCK && found < room) {
+        int dot;
+        int64_t size = file_size(data + at);
+        if (size < 0 || size > length - at - BLOCK || !split(data + at, &dot)) break;
+        if (dot != walked->key_length || memcmp(data + at, key, (size_t)dot)) {
+            starts[found++] = at;
+            key = data + at;
+            walked->key = at;
+            walked->key_length = dot;
+        }
+        at += BLOCK + whole_blocks(size);
+        walked->at = at;
+        walked->members++;
+    }
+    return found;
 }
 
 /* Copy n pieces of `data` one after the other; the bytes copied, or -1 where one is outside or there is no room. */
