@@ -50,7 +50,7 @@ def load_remote(
     results: dict[str, Found] = {url: found for url, found in stats.items() if isinstance(found, ShardError)}
     for url, found in stats.items():
         if isinstance(found, remote.Stat):
-            sources[url] = Remote(url, found.size, found.tag, found.ranges, cache=cache)
+            sources[url] = Remote(url, found.size, found.tag, found.ranges, found.sha256, cache=cache)
     counts = {} if rebuild else _counts_here(sources)
     _add_published(sources, counts, rebuild)
     _add_indexes(sources, counts, listings, rebuild, progress)
@@ -69,7 +69,7 @@ def load_remote(
         )
         results.update(_walk_all(unknown, sources, progress, say))
     for url, (count, sha256) in counts.items():
-        results[url] = _as_shard(replace(sources[url], sha256=sha256), count, read_damage(sources[url])), False
+        results[url] = _as_shard(replace(sources[url], sha256=sha256 or sources[url].sha256), count, read_damage(sources[url])), False
     return [results[url] for url in urls]
 
 

@@ -125,9 +125,8 @@ def download(source: Remote, fd: int) -> None:
         if (now.size, now.tag) != (source.size, source.tag):
             raise remote.changed(source.url)
     if source.sha256 and _sha256(fd) != source.sha256:
-        raise ShardError(
-            f"{redact(source.url)}: its sha256 is not the one in dataset.json: it was changed, or damaged on its way there; upload it again"
-        )
+        advice = "it was changed, or damaged on its way: upload it again"
+        raise ShardError(f"{redact(source.url)}: its sha256 is not the one in dataset.json, or on the Hub: {advice}")
 
 
 def load_index(source: Remote, num_samples: int | None) -> np.ndarray:

@@ -40,12 +40,13 @@ S = TypeVar("S")
 
 
 class Stat(NamedTuple):
-    """`tag` changes with the content (an ETag mostly; empty where there is none); `start`: the first bytes, where they came along."""
+    """`tag` changes with the content (an ETag mostly; "" if there is none); `start`: first bytes, where they came along; sha256: Hub."""
 
     size: int
     tag: str
     ranges: bool = True
     start: bytes = b""
+    sha256: str = ""
 
 
 class ShortRead(OSError):
@@ -133,11 +134,10 @@ def list_names(url: str) -> dict[str, Stat]:
 
 def glob(url: str) -> list[str]:
     """The files that match, sorted. Raises ShardError."""
-    protocol = url.partition("://")[0]
 
     def work(fs: Any, path: str) -> list[str]:
         found = fs.glob(path, detail=True)
-        return sorted(f"{protocol}://{_full(fs, name)}" for name, entry in found.items() if entry["type"] == "file")
+        return sorted(f"{url.partition('://')[0]}://{_full(fs, name)}" for name, entry in found.items() if entry["type"] == "file")
 
     return _with_store(url, work)
 
@@ -292,7 +292,7 @@ def _full(fs: Any, name: str) -> str:
 
 def _as_stat(info: dict[str, Any]) -> Stat:
     tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
-    return Stat(int(info["size"] or 0), tag)
+    return Stat(int(info["size"] or 0), tag, sha256=getattr(info.get("lfs"), "sha256", ""))
 
 
 def _with_store(url: str, work: Callable[[Any, str], T]) -> T:

@@ -87,7 +87,7 @@ def test_a_sha256_that_is_not_the_published_one_is_refused(site, published) -> N
     (shard,) = load_shards(f"{site.url}/000.tar")
     assert shard.remote is not None
     wrong = replace(shard.remote, sha256="0" * 64)
-    with pytest.raises(ShardError, match="000.tar: its sha256 is not the one in dataset.json: it was changed, or damaged"):
+    with pytest.raises(ShardError, match="000.tar: its sha256 is not the one in dataset.json, or on the Hub: it was changed"):
         fetch(wrong, 5, wait=True)
     assert wrong.cache is not None and os.listdir(os.path.join(wrong.cache.folder, "shards")) == []
 
