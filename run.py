@@ -24,6 +24,7 @@ from engine.evaluate import evaluate
 from engine.flag_types import split_interval
 from engine.forward import Forward
 from engine.handshake import check_same
+from engine.limits import Setting, smaller_shards
 from engine.losses import LOSSES
 from engine.mixing import Mixing
 from engine.optim import create_optimizer, lr_at
@@ -33,6 +34,7 @@ from engine.prepare import AlreadyFinished, prepare
 from engine.progress import Progress
 from engine.report import Report
 from engine.saver import Saver
+from engine.settings import has_clips
 from engine.step import Step
 from engine.train import Trainer
 from engine.views import answer_views
@@ -106,7 +108,7 @@ def main(args: argparse.Namespace) -> None:
         return distributed.shut_down()
 
     profile = ranks.broadcast(args.profile)
-    loader = build_loader(args.shards, epochs=args.epochs, profile=profile > 0, **stream)
+    loader = build_loader(args.shards, epochs=args.epochs, profile=profile, **stream)
     optimizer = create_optimizer(
         model, args.opt, args.lr, args.momentum, args.weight_decay, layer_decay=args.layer_decay,
         backbone_scale=1.0 if args.backbone_lr is None else args.backbone_lr / args.lr,
@@ -124,7 +126,8 @@ def main(args: argparse.Namespace) -> None:
         model=model, step=step, loader=loader, ranks=ranks, report=report, progress=progress, stop=stop,
         saver=Saver(folder / "checkpoints", keep=args.checkpoint_hist, go_on=args.if_disk_full == "go-on", tell=report.console.line)
         if first else None,
-        waits=Waits(ranks.device, num_workers=args.workers, processes=args.nproc_per_node, profile=profile),
+        waits=Waits(ranks.device, num_workers=args.workers, profile=profile),
+        setting=Setting(args.workers, args.num_threads, args.device, smaller_shards(args.img_size, has_clips(args))),
         evaluate=run_evaluation if val_loader is not None else None, val_interval=args.val_interval, facts=args.kept, max_bad=args.max_bad,
         log_interval=args.log_interval, checkpoint_every=split_interval(args.checkpoint_interval),
     ).run()  # fmt: skip

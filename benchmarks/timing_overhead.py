@@ -1,6 +1,5 @@
 """What measuring who waits costs: `python benchmarks/timing_overhead.py [FOLDER OF JPEGS]`.
 
-in: examples/digits.zip (pictures of 8x8, the worst case), perhaps photographs  ->  out: laps a sample, their share of its CPU time
 in: examples/digits.zip (pictures of 8x8, the worst case), perhaps photographs  ->  out: laps a sample, their share of CPU time
 """
 

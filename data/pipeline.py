@@ -45,12 +45,12 @@ class PlanSource:
     batch_size: int
     rank: int
     world_size: int
-    profile: bool = False
+    profile: int = 0  # steps whose spans are kept
 
     def __call__(self) -> Iterator[BatchPlan]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        timing.restart(worker, self.profile)
+        timing.restart(worker, spans=self.profile > 0)
         mine = range(worker, self.plan.num_steps(self.start, self.batch_size), num_workers)
         several = max(1, PLANNED * self.world_size // self.batch_size)
         for first in range(0, len(mine), several):
@@ -59,6 +59,8 @@ class PlanSource:
             planned = self.plan.batches(starts, self.batch_size, self.rank, self.world_size)
             for n, position, slots in zip(numbers, starts, planned, strict=True):
                 timing.lap(timing.WAIT)
+                if n >= self.profile:
+                    timing.end_spans()
                 yield BatchPlan(self.step + n, self.plan.epochs_completed(position, self.batch_size), slots)
 
 
@@ -88,7 +90,7 @@ class Loader:
         stages: Sequence[Callable] = (),
         reader: Any = None,
         local_ranks: range | None = None,
-        profile: bool = False,
+        profile: int = 0,
         **loading: Any,
     ) -> None:
         self.shards, self.plan, self.task, self.profile = shards, plan, task, profile

@@ -65,6 +65,11 @@ def restart(worker: int = 0, spans: bool = False) -> None:
     _laps = Laps(worker, spans)
 
 
+def end_spans() -> None:
+    """Keep no more of them."""
+    _laps.spans = None
+
+
 def lap(name: str) -> None:
     """What this process's worker did since the last lap was `name`."""
     _laps.lap(name)

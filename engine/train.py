@@ -19,6 +19,8 @@ from data import BadSampleBudget, Loader, SampleError
 from . import checkpoint, evidence
 from .distributed import Ranks
 from .launcher import Stopped, StopRequest
+from .limits import Setting
+from .limits import judge as judge_limits
 from .metrics import topk_correct
 from .notfinite import Watch
 from .progress import BAD, Progress
@@ -54,6 +56,7 @@ class Trainer:
         stop: StopRequest,
         saver: Saver | None,
         waits: Waits,
+        setting: Setting,
         evaluate: Callable[[], dict[str, Any]] | None,
         val_interval: int,
         facts: dict[str, Any],
@@ -63,7 +66,7 @@ class Trainer:
     ) -> None:
         self.model, self.step, self.loader = model, step, loader
         self.ranks, self.report, self.progress, self.stop, self.saver = ranks, report, progress, stop, saver
-        self.evaluate, self.val_interval, self.waits = evaluate, val_interval, waits
+        self.evaluate, self.val_interval, self.waits, self.setting = evaluate, val_interval, waits, setting
         self.step.tell(waits.lap)
         self.facts, self.budget = facts, BadSampleBudget(max_bad)
         self.log_interval, self.checkpoint_steps = log_interval, checkpoint_every[0]
@@ -244,7 +247,7 @@ class Trainer:
 
     def _judge(self, totals: Totals) -> str:
         """What limits all ranks, in a sentence (a collective call)."""
-        return self.waits.judge(self.ranks.gather(totals)).sentence
+        return judge_limits(self.ranks.gather(totals), self.setting).sentence
 
     def _trace(self, at_end: bool = False) -> None:
         """Write the profile when all its steps are done (then a collective call)."""
