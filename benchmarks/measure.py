@@ -22,6 +22,7 @@ import peers_small
 LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "webdataset": ("webdataset", {"pictures": peers.webdataset, "small": peers_small.webdataset_small}),
     "shardline": ("torch", {"pictures": peers.shardline, "small": peers_small.shardline_small, "tokens": peers_small.shardline_tokens}),
+    "memory": ("torch", {"tokens": peers_small.memory_tokens}),
     "shardline-python": ("torch", {"pictures": peers.shardline_python}),
     "timm": ("timm", {"pictures": peers.timm}),
     "huggingface": ("datasets", {"pictures": peers.huggingface, "small": peers_small.huggingface_small}),
