@@ -91,7 +91,9 @@ def create_app(site: Site) -> Flask:
     """The application; `site` may go on filling up."""
     app = Flask(__name__, static_folder="static", template_folder="templates")
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.globals.update(site=site, bar=charts.bar, kind_of=kind_of, link=link, say_bytes=format_bytes, printable=printable)
+    app.jinja_env.globals.update(
+        site=site, bar=charts.bar, kind_of=kind_of, link=link, say_bytes=format_bytes, say_number=run_pages.say_number, printable=printable
+    )
     app.before_request(guard)
     app.after_request(finish)
     app.register_error_handler(HTTPException, error_page)
@@ -200,9 +202,9 @@ def select(shards: ShardSet) -> Selection:
     """What the query asks for."""
     query = request.args
     if text := query.get("q", "").strip():
-        if text.isdigit() and int(text) < shards.num_samples and not len(found := shards.search(text)):
-            return Selection([int(text)], f"Sample number {text}", {"q": text})
         found = shards.search(text)
+        if not len(found) and _is_integer(text) and int(text) < shards.num_samples:
+            return Selection([int(text)], f"Sample number {text}", {"q": text})
         return Selection(found, f"Keys with “{printable(text)}”", {"q": text})
     if query.get("broken"):
         return Selection(shards.broken(), "Broken samples", {"broken": 1})
@@ -344,7 +346,11 @@ def _picture(image: Image, lossless: bool) -> Response:
 
 def _integer(name: str, default: int, low: int = 1) -> int:
     text = request.args.get(name, "")
-    return max(low, int(text)) if text.isdigit() and len(text) < 16 else default
+    return max(low, int(text)) if _is_integer(text) else default
+
+
+def _is_integer(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 16
 
 
 __all__ = ["HEADERS", "Site", "create_app"]

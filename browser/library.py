@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data.checking import ShardCheck, escape_key
 from data.errors import ShardError
+from data.found import ShardCheck, escape_key
 from data.shards import Shard
 from data.viewing import SampleView, view_samples
 

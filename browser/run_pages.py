@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+from data.errors import printable
 from engine.history import HistoryError, ShardRow, read_manifest
 
 MAX_BAD = 500  # bad samples that a page lists
@@ -41,22 +42,24 @@ class RunView:
     @property
     def step(self) -> int:
         """The last step that is told."""
-        return max((int(line.get("step", 0)) for name in ("train", "epoch") for line in self.events.get(name, [])[-1:]), default=0)
+        last = (line.get("step") for name in ("train", "epoch") for line in self.events.get(name, [])[-1:])
+        return max((int(step) for step in last if _is_number(step)), default=0)
 
     @property
     def best(self) -> float | None:
         """The best top-1 of its evaluations."""
-        found = [line["top1"] for line in self.events.get("eval", ()) if isinstance(line.get("top1"), (int, float))]
+        found = [line["top1"] for line in self.events.get("eval", ()) if _is_number(line.get("top1"))]
         return max(found, default=None)
 
     def line(self, event: str, name: str) -> list[tuple[float, float]]:
         """(step, value) of one number of an event."""
-        return [(float(one["step"]), float(one[name])) for one in self.events.get(event, ()) if _is_number(one.get(name)) and "step" in one]
+        lines = self.events.get(event, ())
+        return [(float(one["step"]), float(one[name])) for one in lines if _is_number(one.get("step")) and _is_number(one.get(name))]
 
     def waits(self) -> list[tuple[float, float]]:
         """(step, share of the time that went by waiting for data)."""
-        lines = self.events.get("train", ())
-        return [(float(one["step"]), one["data_time"] / one["step_time"]) for one in lines if one.get("step_time")]
+        waited, took = self.line("train", "data_time"), dict(self.line("train", "step_time"))
+        return [(step, seconds / took[step]) for step, seconds in waited if took.get(step)]
 
     def shards(self) -> list[ShardRow]:
         """The training shards, then the validation shards. Raises HistoryError."""
@@ -66,9 +69,9 @@ class RunView:
 
     def bad_samples(self) -> tuple[list[dict[str, Any]], int]:
         """The first MAX_BAD records of bad_samples.jsonl, each sample once, and how many there are."""
-        found: dict[tuple[str, int], dict[str, Any]] = {}
+        found: dict[tuple[str, str], dict[str, Any]] = {}
         for line in _read_lines(self.folder / "bad_samples.jsonl"):
-            found.setdefault((str(line.get("shard")), int(line.get("index", -1))), line)
+            found.setdefault((str(line.get("shard")), str(line.get("index"))), line)
         return list(found.values())[:MAX_BAD], len(found)
 
     def log(self) -> str:
@@ -98,14 +101,18 @@ def read_run(folder: Path, name: str) -> RunView | None:
     """A run by its name; None for a name that is none of `list_runs`."""
     if name not in list_runs(folder):
         return None
-    run = RunView(name, folder / name)
+    run, last = RunView(name, folder / name), ""
     for line in _read_lines(run.folder / "metrics.jsonl"):
-        run.events.setdefault(str(line.get("event")), []).append(line)
-    if "start" in run.events:  # what ended before the last start has gone on since
-        text = list(_read_lines(run.folder / "metrics.jsonl"))
-        if text and text[-1].get("event") != "end":
-            run.events.pop("end", None)
+        last = str(line.get("event"))
+        run.events.setdefault(last, []).append(line)
+    if "start" in run.events and last != "end":  # what ended before the last start has gone on since
+        run.events.pop("end", None)
     return run
+
+
+def say_number(value: Any) -> str:
+    """A number of a log as a page has it; what is there in its place, if it is none."""
+    return f"{value:,}" if _is_number(value) else printable(str(value))
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -115,7 +122,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
             for line in file:
                 try:
                     value = json.loads(line) if line.endswith(b"\n") else None
-                except ValueError:
+                except (ValueError, RecursionError):  # deeper than anyone writes
                     value = None
                 if isinstance(value, dict):
                     yield value
@@ -123,8 +130,9 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether a page can show it: finite, and no larger than a float may be."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-__all__ = ["HistoryError", "RunView", "list_runs", "read_run"]
+__all__ = ["HistoryError", "RunView", "list_runs", "read_run", "say_number"]

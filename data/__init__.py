@@ -23,7 +23,7 @@ streaming.py (no index at all).
 Read shards.py, plan.py and pipeline.py, in this order. writer.py goes the other way, samples to shards, with what
 scripts/make_shards.py needs: sources.py, readers.py, tables.py, packing.py, pictures.py, restarts.py, video_files.py, making.py,
 ray_making.py (on a cluster), output.py, publishing.py (to a store), made.py (in words). Shards are looked through by checking.py (one
-shard), verdict.py (a set of them), telling.py (in words), mending.py (good samples into clean shards).
+shard; what it found is in found.py), verdict.py (a set of them), telling.py (in words), mending.py (good samples into clean shards).
 A batch is a dict: the task's tensors ("image" uint8 (n, 3, H, W), or (n, 3, T, H, W) for clips, and "label" int64 (n,); records.py says
 those of bytes and tokens), "valid" bool (n,), "epoch" and "sample" int64 (n,) (which epoch, and which sample of it in index order), and
 "ids" (shard file name, index, key) per slot (ids.py), "step", "epoch_end", "errors" and "error_slots" (where they stand), "times" (of its

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from mmap import mmap
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from .decoders import DECODERS, IMAGE_FIELDS, decode, open_picture
 from .errors import DataError, SampleError, ShardError, StaleIndexError
+from .found import MAX_KINDS, MAX_LISTED, OTHERS, FieldSizes, ShardCheck, count_kind, escape_key
 from .index import build_index, map_tar, read_index
 from .labels import LabelMap, read_label
 from .patterns import expand
@@ -29,11 +29,8 @@ from .tar import TarDamage, split_name, walk_raw
 from .urls import is_url, redact
 from .video import VIDEO_FIELDS, Video
 
-MAX_LISTED = 1000  # bad samples of a shard that are kept one by one; all are counted
-MAX_KINDS = 10_000  # sets of fields, picture sizes: beyond it the rest is counted together
 _REMEMBERED = 100_000  # labels already read, by their bytes
 _PIECE = 4 << 20  # bytes hashed at a time
-OTHERS = "(others)"
 
 Fields = list[tuple[str, int, int]]  # field, where its bytes are in the tar, how many
 
@@ -51,65 +48,6 @@ class Look:
     decode: bool = False
     contents: bool = True
     keep: bool = False
-
-
-@dataclass(slots=True)
-class FieldSizes:
-    """How many samples have a field, and the bytes that it takes."""
-
-    count: int = 0
-    total: int = 0
-    least: int = 1 << 62
-    most: int = 0
-
-    def add(self, size: int) -> None:
-        self.merge(FieldSizes(1, size, size, size))
-
-    def merge(self, other: FieldSizes) -> None:
-        self.count += other.count
-        self.total += other.total
-        self.least, self.most = min(self.least, other.least), max(self.most, other.most)
-
-
-@dataclass(slots=True)
-class ShardCheck:
-    """What was found in the shard at `path`.
-
-    error: why it can't be used at all; damage: what of it is lost. index: "fits", "stale" or "absent". sha256: of the file, where it
-    was asked for. tar_path, offsets: as `Shard` and its index have them. field_sets: which fields samples have together -> how many
-    do, and the first such sample. bad: the first MAX_LISTED of `bad_indexes`. key_hashes, content_hashes: uint64 (N,); a content
-    hash of 0 means none.
-    """
-
-    path: str
-    num_bytes: int = 0
-    error: str = ""
-    damage: str | None = None
-    index: str = "absent"
-    sha256: str = ""
-    tar_path: str = ""
-    offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.uint64))
-    fields: dict[str, FieldSizes] = field(default_factory=dict)
-    field_sets: dict[tuple[str, ...], tuple[int, int, str]] = field(default_factory=dict)
-    classes: Counter[int | str] = field(default_factory=Counter)
-    picture_sizes: Counter[str] = field(default_factory=Counter)
-    picture_modes: Counter[str] = field(default_factory=Counter)
-    bad: list[SampleError] = field(default_factory=list)
-    bad_indexes: list[int] = field(default_factory=list)
-    key_hashes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
-    content_hashes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
-    keys: bytes = b""  # joined by line ends, each escaped so that it has none
-    labels: list[int | str | None] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """The file name."""
-        return os.path.basename(self.path)
-
-    @property
-    def num_samples(self) -> int:
-        """Whole samples in it."""
-        return len(self.offsets) - 1
 
 
 def check_shard(path: str, look: Look, with_sha256: bool = False) -> ShardCheck:
@@ -165,11 +103,6 @@ def list_fields_at(tar: mmap, start: int, end: int) -> tuple[str, Fields, str]:
 def hash_bytes(data: bytes | memoryview) -> int:
     """64 bits of the bytes; two of a hundred million differing ones are equal with a chance of 0.03 %. Never 0."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") or 1
-
-
-def escape_key(key: str) -> bytes:
-    """A key without line ends, in UTF-8 whatever it was."""
-    return key.encode("utf-8", "backslashreplace").replace(b"\n", b"\\n")
 
 
 def _compare_index(index_path: str, offsets: np.ndarray) -> str:
@@ -246,8 +179,8 @@ class _Reader:
         if self.look.pictures and kind in IMAGE_FIELDS:
             picture = open_picture(data)
             width, height = picture.size
-            _count(self.check.picture_sizes, f"{width}x{height}")
-            _count(self.check.picture_modes, f"{picture.image.format} {picture.image.mode}")
+            count_kind(self.check.picture_sizes, f"{width}x{height}")
+            count_kind(self.check.picture_modes, f"{picture.image.format} {picture.image.mode}")
         if self.look.decode and kind in VIDEO_FIELDS:
             self._video(data)
         if name == self.label_field:
@@ -258,8 +191,8 @@ class _Reader:
     def _video(self, data: memoryview) -> None:
         """Decode every frame, small."""
         with open_frames(data) as video:
-            _count(self.check.picture_sizes, f"{video.size[0]}x{video.size[1]}")
-            _count(self.check.picture_modes, f"{video.kind} video" if isinstance(video, Video) else "picture as video")
+            count_kind(self.check.picture_sizes, f"{video.size[0]}x{video.size[1]}")
+            count_kind(self.check.picture_modes, f"{video.kind} video" if isinstance(video, Video) else "picture as video")
             for _ in video.read(range(video.num_frames), (16, 16)):
                 pass
 
@@ -281,10 +214,6 @@ class _Reader:
             return 0
         with view[offset : offset + size] as data:
             return hash_bytes(data)
-
-
-def _count(counter: Counter[str], what: str) -> None:
-    counter[what if what in counter or len(counter) < MAX_KINDS else OTHERS] += 1
 
 
 def expand_local(patterns: str | Sequence[str]) -> list[str]:

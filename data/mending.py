@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .checking import ShardCheck, list_fields_at
+from .checking import list_fields_at
 from .errors import ShardError
+from .found import ShardCheck
 from .index import map_tar
 from .verdict import Verdict, lacks
 from .writer import ShardRecord, ShardWriter, shard_names, write_dataset_json

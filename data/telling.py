@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .checking import FieldSizes, ShardCheck
 from .errors import printable
+from .found import FieldSizes, ShardCheck
 from .mending import Mend, Mended
 from .verdict import Problem, Verdict
 
@@ -68,12 +68,13 @@ def describe_mended(mends: Sequence[tuple[Mend, Mended]], folder: str) -> list[s
     records = [one.record for _, one in mends if one.record is not None]
     left_out = sum(len(one.left_out) for _, one in mends)
     renamed = [pair for _, one in mends for pair in one.renamed]
-    lines = [f"wrote {sum(r.samples for r in records):,} samples into {len(records):,} clean shards in {folder}"]
+    shards = f"{len(records):,} clean shard{'s' * (len(records) != 1)}"
+    lines = [f"wrote {_samples(sum(r.samples for r in records))} into {shards} in {folder}"]
     if left_out:
-        lines[0] += f"; {left_out:,} samples left out, each named in its dataset.json"
+        lines[0] += f"; {_samples(left_out)} left out, each named in its dataset.json"
     if renamed:
         first = printable(f"{renamed[0][0]} is {renamed[0][1]}")
-        lines.append(f"{len(renamed):,} samples had the key of an earlier one and got another: {first}{', ...' if renamed[1:] else ''}")
+        lines.append(f"{_samples(len(renamed))} had the key of an earlier one and got another: {first}{', ...' if renamed[1:] else ''}")
     return lines
 
 
@@ -183,3 +184,7 @@ def _shard_json(check: ShardCheck, kinds: list[str]) -> dict[str, Any]:
         "bad_samples": len(check.bad_indexes),
         "bad": [error.as_dict() for error in check.bad],
     }
+
+
+def _samples(number: int) -> str:
+    return f"{number:,} sample{'s' * (number != 1)}"

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .checking import OTHERS, FieldSizes, ShardCheck, list_fields_at
+from .checking import list_fields_at
 from .decoders import IMAGE_FIELDS
 from .errors import ShardError, printable
+from .found import OTHERS, FieldSizes, ShardCheck
 from .index import map_tar
 from .shards import read_dataset_json
 

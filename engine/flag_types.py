@@ -14,16 +14,17 @@ from collections.abc import Callable
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def integer(low: int) -> Callable[[str], int]:
-    """A type of whole numbers from `low` up."""
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A type of whole numbers from `low` up, perhaps to `high`."""
 
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = low - 1
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        if value < low or (high is not None and value > high):
+            wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
         return value
 
     return parse

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -150,7 +151,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         word = message.removeprefix("unrecognized arguments: ")
         if word != message:
-            near = nearest(word.split("=")[0].split()[0], cutoff=0.6)
+            own = [flag_name(option) for option in self._option_string_actions if option.startswith("--")]
+            near = nearest(word.split("=")[0].split()[0], own, cutoff=0.6)
             message += f"; the nearest flag is --{near[0]}" if near else "; --help lists the flags"
         self.exit(2, f"{self.prog}: error: {self.source}{' '.join(message.split())}\n")
 
@@ -170,9 +172,9 @@ def defaults() -> dict[str, Any]:
     return {flag_name(names): default for rows in FLAGS.values() for names, default, _, _ in rows}
 
 
-def nearest(name: str, cutoff: float = 0.0) -> list[str]:
-    """The flag whose name is most like this one, as it is typed; none if no name is as like as `cutoff`, in 0..1."""
-    near = difflib.get_close_matches(name.strip("-").replace("-", "_"), defaults(), n=1, cutoff=cutoff)
+def nearest(name: str, among: Iterable[str], cutoff: float = 0.0) -> list[str]:
+    """The flag among these whose name is most like this one, as it is typed; none if no name is as like as `cutoff`, in 0..1."""
+    near = difflib.get_close_matches(name.strip("-").replace("-", "_"), list(among), n=1, cutoff=cutoff)
     return [flag.replace("_", "-") for flag in near]
 
 
@@ -227,7 +229,7 @@ def _as_words(path: Path, key: str, value: Any) -> list[str]:
     """A recipe's entry as it would have been typed."""
     name = key.replace("-", "_")
     if name not in defaults():
-        raise ValueError(f"--config {path}: {key}: no such flag; the nearest is {nearest(name)[0]}")
+        raise ValueError(f"--config {path}: {key}: no such flag; the nearest is {nearest(name, defaults())[0]}")
     if name == "config":
         raise ValueError(f"--config {path}: {key}: a recipe can't name another")
     items = value if isinstance(value, list) else [value]

@@ -22,6 +22,7 @@ from torch import nn  # noqa: E402
 
 from data import build_loader  # noqa: E402
 from engine import distributed  # noqa: E402
+from engine.flags import Parser  # noqa: E402
 from engine.forward import Forward  # noqa: E402
 from engine.losses import cross_entropy  # noqa: E402
 from engine.mixing import Mixing  # noqa: E402
@@ -87,7 +88,7 @@ def train(rank: int, world_size: int, port: int, shards: str, steps: int, batch_
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", metavar="PATTERN", help="shards of pictures in at most ten classes")
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="default: 50")
     parser.add_argument("-b", "--batch-size", type=int, default=64, metavar="N", help="default: 64")

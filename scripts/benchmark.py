@@ -22,6 +22,7 @@ import numpy as np  # noqa: E402
 from data.errors import LoaderError, ShardError  # noqa: E402
 from data.plan import Plan  # noqa: E402
 from data.shards import Shard, load_shards, num_cores  # noqa: E402
+from engine.flags import Parser  # noqa: E402
 
 WARM_UP = 3  # batches: the first ones start workers and fill caches
 MARGIN = 1.15  # rates closer than this are called equal
@@ -170,7 +171,7 @@ def _rate(batches: Iterator[Any], batch_size: int, seconds: float, on_start: Cal
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmark.py", description="What limits a run on these shards and this machine.")
+    parser = Parser(prog="benchmark.py", description="What limits a run on these shards and this machine.")
     add = parser.add_argument
     add("--data", nargs="+", required=True, metavar="PATTERN", help="shards, as run.py takes them")
     add("--task", default="image-classification", metavar="NAME", help="what a sample is (default: %(default)s)")

@@ -21,6 +21,7 @@ from data.errors import ShardError  # noqa: E402
 from data.labels import check_source  # noqa: E402
 from data.shards import load_shards, read_dataset_json  # noqa: E402
 from engine.flags import Parser, integer  # noqa: E402
+from scripts.command import add_patterns, end  # noqa: E402
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,6 +40,7 @@ Shards are checked in the background (fields, labels, headers of pictures; every
 exit status: 0 after Ctrl-C, 2 if it can't start."""
 
 PORT = 8765
+TASK = "image-classification"
 
 
 def create_draw(task: str, label: str, img_size: int | None, seed: int) -> Draw:
@@ -69,13 +71,17 @@ def start(
     *, patterns: Sequence[str], runs: Path | None, port: int, task: str, label: str, img_size: int | None, seed: int, decode: bool,
     workers: int | None,
 ) -> BaseWSGIServer:  # fmt: skip
-    """A server that is ready to `serve_forever`. Raises ShardError, OSError."""
+    """A server that is ready to `serve_forever`. Raises ValueError (ShardError), OSError."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     from browser.app import Site, create_app
     from browser.library import ShardSet
 
     check_source(label)
+    if task != TASK:
+        from data.tasks import settings_of  # torch: seconds
+
+        settings_of(task)
     if not patterns and runs is None:
         raise ShardError("give a pattern that names shards, or --runs FOLDER")
     if runs is not None and not runs.is_dir():
@@ -102,12 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    text = "shards: {000..099}, {a,b}, globs, folders, .txt lists, a::b (quote them)"
-    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help=text)
+    add_patterns(parser, nargs="*")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="a folder with runs, as run.py's --output")
-    parser.add_argument("--port", type=integer(0), default=PORT, metavar="N", help=f"port (default: {PORT}; 0: any free one)")
+    parser.add_argument("--port", type=integer(0, 65535), default=PORT, metavar="N", help=f"port (default: {PORT}; 0: any free one)")
     text = "whose training views are drawn (default: %(default)s)"
-    parser.add_argument("--task", default="image-classification", metavar="NAME", help=text)
+    parser.add_argument("--task", default=TASK, metavar="NAME", help=text)
     parser.add_argument("--label", default="cls", metavar="FIELD", help="where the label is: cls, txt, json:dotted.path (default: cls)")
     parser.add_argument("--img-size", type=integer(1), metavar="N", help="side of the model's pictures (default: as run.py chooses)")
     text = "the run's --seed: training views are that run's (default: 0)"
@@ -115,15 +120,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode", action="store_true", help="decode every picture while checking, not only its header")
     parser.add_argument("-j", "--workers", type=integer(1), metavar="N", help="processes that check (default: one per core)")
     args = parser.parse_args(argv)
+    return end("browse.py", lambda: serve(**vars(args)))
+
+
+def serve(*, port: int, **what: Any) -> None:
+    """Serve until Ctrl-C. Raises ValueError (ShardError), OSError."""
     try:
-        server = start(**vars(args))
-    except ValueError as error:  # ShardError too
-        print(f"browse.py: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except (OSError, SystemExit) as error:  # werkzeug exits where the port is taken
-        reason = error.strerror if isinstance(error, OSError) else "in use: give another, or --port 0"
-        print(f"browse.py: error: port {args.port}: {reason}", file=sys.stderr)
-        return 2
+        server = start(port=port, **what)
+    except SystemExit:  # of werkzeug, where the port is taken
+        raise ValueError(f"port {port}: in use: give another, or --port 0") from None
     print(f"http://127.0.0.1:{server.port}  (Ctrl-C ends it)", flush=True)
     try:
         server.serve_forever()
@@ -131,7 +136,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         pass
     finally:
         server.server_close()
-    return 0
 
 
 if __name__ == "__main__":

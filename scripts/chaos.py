@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from data.writer import ShardWriter, shard_names  # noqa: E402
+from engine.flags import Parser  # noqa: E402
 from engine.history import read_history  # noqa: E402
 
 SIZES = (1100, 640, 333, 205, 97, 41, 7, 1, 0, 576)  # 3,000 samples
@@ -320,7 +321,7 @@ def check_leftovers(work: Path, problems: list[str]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, metavar="N", help="how often to kill (default: 20)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the kills and the pictures (default: 0)")
     parser.add_argument("--elastic", action="store_true", help="change processes, workers and batch size at every resume")

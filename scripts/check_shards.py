@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -21,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/
 
 from data.checking import Look, check_all, expand_local  # noqa: E402
 from data.classes import read_classes  # noqa: E402
-from data.errors import ShardError  # noqa: E402
 from data.labels import LabelMap, check_source  # noqa: E402
 from data.mending import check_target, mend  # noqa: E402
 from data.shards import map_processes, read_dataset_json  # noqa: E402
 from data.telling import as_json, describe_mended, describe_set, describe_shards  # noqa: E402
 from data.verdict import Verdict, find_overlap, judge, read_listed  # noqa: E402
 from engine.flags import Parser, integer  # noqa: E402
+from scripts.command import add_patterns, end  # noqa: E402
 
 EXAMPLES = """examples:
   python scripts/check_shards.py 'shards/{000..099}.tar'
@@ -41,19 +40,7 @@ exit status: 0 if there is no problem, 1 if there are some, 2 if the check can't
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    try:
-        return run(**vars(args))
-    except ShardError as error:
-        print(f"check_shards.py: error: {' '.join(str(error).split())}", file=sys.stderr)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has seen enough
-            return 141
-        print(f"check_shards.py: error: {error.filename}: {error.strerror}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("check_shards.py: interrupted: nothing was decided", file=sys.stderr)
-        return 130
-    return 2
+    return end("check_shards.py", lambda: run(**vars(args)))
 
 
 def run(
@@ -128,8 +115,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    text = "shards: {000..099}, {a,b}, globs, folders, .txt lists, a::b (quote them)"
-    parser.add_argument("patterns", nargs="+", metavar="PATTERN", help=text)
+    add_patterns(parser)
     parser.add_argument("--val", nargs="+", metavar="PATTERN", help="a second set, whose samples must not be in the first")
     text = "where the label is: cls, txt, json:dotted.path (default: cls, where there is one)"
     parser.add_argument("--label", type=label_source, metavar="FIELD", help=text)

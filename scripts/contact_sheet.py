@@ -20,11 +20,12 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/contact_sheet.py` puts scripts/ there, not the root
 
 from data.errors import DataError, ShardError, printable  # noqa: E402
-from data.labels import read_label  # noqa: E402
+from data.labels import check_source, read_label  # noqa: E402
 from data.plan import Plan  # noqa: E402
 from data.shards import Shard, load_shards, read_dataset_json  # noqa: E402
 from data.viewing import SampleView, enlarged, model_views, poster, read_field, read_fields, view_samples  # noqa: E402
 from engine.flags import Parser, integer  # noqa: E402
+from scripts.command import add_patterns, end  # noqa: E402
 
 EXAMPLES = """examples:
   python scripts/contact_sheet.py 'shards/{000..099}.tar' sheet.png
@@ -33,6 +34,7 @@ EXAMPLES = """examples:
 
 Without --seed the samples stand at even distances. exit status: 0, or 2 if no picture could be made."""
 
+MAX_PIXELS = 100_000_000
 PAPER, INK, FAINT, WRONG, TILE = (250, 250, 248), (32, 33, 36), (110, 113, 120), (176, 32, 32), (233, 233, 230)
 
 
@@ -65,12 +67,14 @@ def label_of(view: SampleView, source: str, names: Sequence[str]) -> str:
 
 
 def draw_sheet(tiles: Sequence[tuple[Image.Image | str, str, str]], columns: int, side: int) -> Image.Image:
-    """tiles: (a picture, or why there is none; key; label)."""
+    """tiles: (a picture, or why there is none; key; label). Raises ValueError for too large a sheet."""
     gap, line = max(6, side // 16), max(11, side // 11)
     font = ImageFont.load_default(line)
     columns = min(columns, len(tiles))
     rows = -(-len(tiles) // columns)
     width, height = side + gap, side + gap + 2 * (line + 3)
+    if (columns * width + gap) * (rows * height + gap) > MAX_PIXELS:
+        raise ValueError(f"{len(tiles):,} tiles of {side} pixels make over {MAX_PIXELS:,} pixels: give a smaller --num or --side")
     sheet = Image.new("RGB", (columns * width + gap, rows * height + gap), PAPER)
     draw = ImageDraw.Draw(sheet)
     for i, (content, key, label) in enumerate(tiles):
@@ -136,6 +140,7 @@ def run(
     augmented: bool, epoch: int, task: str, label: str, img_size: int | None,
 ) -> None:  # fmt: skip
     """Write the sheet. Raises ShardError, OSError, ValueError for a task that is unknown."""
+    check_source(label)
     shards = load_shards(patterns)
     total = sum(shard.num_samples for shard in shards)
     if not total:
@@ -159,12 +164,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    text = "shards: {000..099}, {a,b}, globs, folders, .txt lists, URLs, a::b (quote them)"
-    parser.add_argument("patterns", nargs="+", metavar="PATTERN", help=text)
+    add_patterns(parser, urls=True)
     parser.add_argument("out", type=Path, metavar="OUT.png", help="the picture to write")
-    parser.add_argument("--num", type=integer(1), default=24, metavar="N", help="samples to show (default: 24)")
+    parser.add_argument("--num", type=integer(1, 10_000), default=24, metavar="N", help="samples to show (default: 24)")
     parser.add_argument("--columns", type=integer(1), default=8, metavar="N", help="tiles in a row (default: 8)")
-    parser.add_argument("--side", type=integer(32), default=128, metavar="PIXELS", help="side of a tile (default: 128)")
+    parser.add_argument("--side", type=integer(32, 1024), default=128, metavar="PIXELS", help="side of a tile (default: 128)")
     parser.add_argument("--seed", type=integer(0), metavar="N", help="draw the samples at random; with --augmented, also the run's --seed")
     parser.add_argument("--augmented", action="store_true", help="as a training run shows them to the model")
     parser.add_argument("--epoch", type=integer(0), default=0, metavar="E", help="of which epoch, with --augmented (default: 0)")
@@ -172,15 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--label", default="cls", metavar="FIELD", help="where the label is: cls, txt, json:dotted.path (default: cls)")
     parser.add_argument("--img-size", type=integer(1), metavar="N", help="side of the model's pictures (default: as run.py chooses)")
     args = parser.parse_args(argv)
-    try:
-        run(**vars(args))
-    except ValueError as error:  # ShardError too
-        print(f"contact_sheet.py: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"contact_sheet.py: error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    return 0
+    return end("contact_sheet.py", lambda: run(**vars(args)))
 
 
 if __name__ == "__main__":

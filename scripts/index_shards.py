@@ -19,6 +19,7 @@ from data.errors import ShardError  # noqa: E402
 from data.publishing import publish_indexes  # noqa: E402
 from data.shards import Shard, expand, index_shards  # noqa: E402
 from data.urls import redact  # noqa: E402
+from engine.flags import Parser  # noqa: E402
 
 EXAMPLES = """examples:
   python scripts/index_shards.py 'shards/{000..099}.tar'
@@ -85,7 +86,7 @@ def describe(shard: Shard, was_built: bool) -> str:
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="index_shards.py",
         description="Write the index of each shard: where its samples start. An index that fits its shard is left as it is.",
         epilog=EXAMPLES,

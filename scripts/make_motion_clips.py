@@ -7,13 +7,16 @@ noise are drawn alike for every class, and the drift wraps around, so that a sin
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python scripts/make_motion_clips.py` puts scripts/ there, not the root
+
+from engine.flags import Parser, integer  # noqa: E402
 
 DIRECTIONS = ("east", "southeast", "south", "southwest", "west", "northwest", "north", "northeast")  # rows count downwards
 NUM_PATCHES = 4
@@ -94,30 +97,15 @@ def make_clips(out: Path, per_class: int, side: int, num_frames: int, fps: int, 
                 progress.update()
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, not the usage in front of it."""
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
-
-
-def at_least(low: int) -> Any:
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return int(text)
-
-    return parse
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="make_motion_clips.py", description="Draw videos of 8 directions of motion, in class folders.")
     add = parser.add_argument
     add("out", type=Path, metavar="OUT", help="folder for the class folders")
-    add("--per-class", type=at_least(1), default=120, metavar="N", help="videos of each class (default: %(default)s)")
-    add("--size", type=at_least(16), default=64, metavar="PIXELS", help="side of a frame, even (default: %(default)s)")
-    add("--num-frames", type=at_least(2), default=40, metavar="N", help="frames of a video (default: %(default)s)")
-    add("--fps", type=at_least(1), default=30, help="frames a second (default: %(default)s)")
-    add("--seed", type=at_least(0), default=0, help="(default: %(default)s)")
+    add("--per-class", type=integer(1), default=120, metavar="N", help="videos of each class (default: %(default)s)")
+    add("--size", type=integer(16), default=64, metavar="PIXELS", help="side of a frame, even (default: %(default)s)")
+    add("--num-frames", type=integer(2), default=40, metavar="N", help="frames of a video (default: %(default)s)")
+    add("--fps", type=integer(1), default=30, help="frames a second (default: %(default)s)")
+    add("--seed", type=integer(0), default=0, help="(default: %(default)s)")
     args = parser.parse_args(argv)
     if args.size % 2:
         parser.error(f"--size {args.size}: H.264 wants an even one")

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `python scripts/make_shards.py` puts scripts/ there, not the root
@@ -31,6 +31,7 @@ from data.shards import num_cores  # noqa: E402
 from data.sources import open_source  # noqa: E402
 from data.tables import SourceError  # noqa: E402
 from data.urls import is_url, redact  # noqa: E402
+from engine.flags import Parser, integer  # noqa: E402
 
 DIGITS = ROOT / "examples" / "digits.zip"
 
@@ -139,12 +140,6 @@ def read_class_list(path: str | None) -> list[str] | None:
     return read_classes(path)
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, not the usage in front of it."""
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
-
-
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="make_shards.py",
@@ -166,20 +161,20 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         '{"ID": {"annotations": {"label": "..."}, "subset": "..."}}; subsets become splits')
     add("--classes", metavar="FILE", help="class names in their order: a dataset.json, a JSON list, or one name a line")
     add("--split", type=_shares, metavar="train=0.9,val=0.1", help="deal the pictures of each class to splits")
-    add("--shard-size", type=_positive, metavar="N", help="samples in a shard (default: 1000)")
-    add("--num-shards", type=_positive, metavar="N", help="number of shards (of the largest split) instead")
+    add("--shard-size", type=integer(1), metavar="N", help="samples in a shard (default: 1000)")
+    add("--num-shards", type=integer(1), metavar="N", help="number of shards (of the largest split) instead")
     add("--max-bytes", type=_size, metavar="N", help="also end a shard before this size, like 500M (sizes as in the source)")
     add("--seed", type=int, default=0, help="of the order and of --split (default: %(default)s)")
     add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the sorted names")
-    add("--resize", type=_positive, metavar="SHORT_SIDE", help="make larger pictures this small: same format, upright, "
+    add("--resize", type=integer(1), metavar="SHORT_SIDE", help="make larger pictures this small: same format, upright, "
         "JPEG quality 90")
-    add("--resize-video", type=_positive, metavar="SHORT_SIDE", help="re-encode larger videos this small: H.264 in MP4, upright, "
+    add("--resize-video", type=integer(1), metavar="SHORT_SIDE", help="re-encode larger videos this small: H.264 in MP4, upright, "
         "without sound; each frame keeps its time")
     add("--restart-markers", action="store_true", help="write JPEGs anew, losslessly, with restart markers: crops are decoded faster")
     add("--encode", choices=["keep", "raw"], default="keep", help="raw: pictures uncompressed (.ppm): 6 times the bytes, no decoding")
     add("--strict", action="store_true", help="stop at the first picture that can't be used")
     add("--overwrite", action="store_true", help="replace the shards in OUT (also needed where a picture changed under its name and size)")
-    add("--workers", type=_positive, metavar="N", help=f"processes (default: the cores, {num_cores()}; of a Ray cluster, all of its)")
+    add("--workers", type=integer(1), metavar="N", help=f"processes (default: the cores, {num_cores()}; of a Ray cluster, all of its)")
     add("--executor", choices=["local", "ray"], default="local", help="ray: the machines of the Ray cluster that RAY_ADDRESS names, or "
         "that is found; they must share SOURCE, and OUT if it is a folder (default: %(default)s)")
     args = parser.parse_args(argv)
@@ -195,12 +190,6 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.num_shards is None and args.shard_size is None:
         args.shard_size = 1000
     return args
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
 
 
 def _size(text: str) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from engine.flags import Parser  # noqa: E402
 from engine.history import HistoryError, read_objects  # noqa: E402
 
 # title, unit, what is drawn of which event: (event, field, factor, line style)
@@ -73,15 +74,19 @@ def plot(folders: Sequence[Path], output: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="run folders")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="the PNG to write (default: plot.png in the first run's folder)")
     args = parser.parse_args()
     output = args.output or args.runs[0] / "plot.png"
     try:
         plot(args.runs, output)
-    except (HistoryError, OSError, KeyError) as error:
-        reason = f"metrics.jsonl: a line lacks {error}: not written by run.py?" if isinstance(error, KeyError) else error
+    except (HistoryError, OSError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        reason: object = error
+        if isinstance(error, KeyError):
+            reason = f"metrics.jsonl: a line lacks {error}: not written by run.py?"
+        elif not isinstance(error, (HistoryError, OSError)):
+            reason = f"metrics.jsonl: a value is not a number ({error}): not written by run.py?"
         print(f"plot_run.py: error: {' '.join(str(reason).split())}", file=sys.stderr)
         return 2
     print(output)

@@ -34,6 +34,7 @@ from data.tasks import has_clips, has_several_labels  # noqa: E402
 from data.transforms import eval_transform  # noqa: E402
 from data.video import VIDEO_FIELDS  # noqa: E402
 from engine import checkpoint  # noqa: E402
+from engine.flags import Parser  # noqa: E402
 from engine.forward import normalize  # noqa: E402
 from engine.settings import model_options  # noqa: E402
 from models import create_model  # noqa: E402
@@ -147,7 +148,7 @@ def write_csv(file: TextIO, predictions: Iterable[Prediction], top: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path)
     parser.add_argument("inputs", metavar="PICTURE|PATTERN", nargs="+")
     parser.add_argument("--csv", metavar="FILE", help="write all to a CSV file (- for the terminal) in place of a list")

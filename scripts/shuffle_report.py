@@ -24,6 +24,7 @@ from data.shards import Shard, load_shards  # noqa: E402
 from data.shuffling import Quality, Stored, blocks_around, measure  # noqa: E402
 from data.telling import align, format_bytes  # noqa: E402
 from engine.flags import Parser, integer  # noqa: E402
+from scripts.command import add_patterns, end  # noqa: E402
 
 EXAMPLES = """examples:
   python scripts/shuffle_report.py 'shards/{000..099}.tar' -b 1024
@@ -106,6 +107,9 @@ def plot(path: str, plan: Plan, qualities: Sequence[Quality], chosen: int) -> No
     axes[2].set(title="what it costs", xlabel="block (samples)", ylabel="MiB", xscale="log", yscale="log")
     axes[2].legend()
     for axis in axes[1:]:
+        axis.minorticks_off()
+        axis.set_xticks(blocks, [f"{block:,}" for block in blocks], rotation=30)
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.axvline(chosen, color="0.6", linestyle=":")
         axis.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
@@ -143,8 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    text = "shards: {000..099}, {a,b}, globs, folders, .txt lists, a::b (quote them)"
-    parser.add_argument("patterns", nargs="+", metavar="PATTERN", help=text)
+    add_patterns(parser)
     parser.add_argument("-b", "--batch-size", type=integer(1), default=256, metavar="N", help="global batch (default: 256)")
     text = "samples that are permuted together (default: %(default)s)"
     parser.add_argument("--shuffle-block", type=integer(1), default=SHUFFLE_BLOCK, metavar="N", help=text)
@@ -154,15 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", dest="plot_file", metavar="FILE", help="also write a plot (.png, .svg, .pdf)")
     parser.add_argument("-j", "--workers", type=integer(1), metavar="N", help="processes (default: one per core)")
     args = parser.parse_args(argv)
-    try:
-        run(**vars(args))
-    except ValueError as error:  # ShardError too, and a plan's value out of range
-        print(f"shuffle_report.py: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"shuffle_report.py: error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    return 0
+    return end("shuffle_report.py", lambda: run(**vars(args)))
 
 
 if __name__ == "__main__":

@@ -235,6 +235,36 @@ def test_runs(client: FlaskClient) -> None:
     assert "data-done" not in get(client, name + "/live")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"event":"start"}\n{"event":"train","loss":1}\n{"event":"train","step":"x","loss":2,"data_time":1,"step_time":"y"}\n',
+        b'{"event":"train","step":1,"loss":NaN,"step_time":1,"data_time":Infinity}\n{"event":"train","step":1e400,"loss":1}\n',
+        b'{"event":"train","step":2,"step_time":1}\n{"event":"epoch","step":null,"limits":["<script>alert(1)</script>"]}\n',
+        b'{"event":"start","num_samples":"many","total_steps":[1],"world_size":"<b>","model":{}}\n{"event":"eval","step":1,"top1":"x"}\n',
+        b'{"event":"start","num_samples":null}\n{"event":"end","status":["<script>alert(1)</script>"]}\n',
+        b"\xff\xfe\0\n[1]\n" + b"[" * 100_000 + b"\n",
+    ],
+)
+def test_a_run_whose_log_is_broken(tmp_path: Path, content: bytes) -> None:
+    """What can't be shown is passed over; the page is there."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(content)
+    bad = b'{"shard":1,"index":"x"}\n{"shard":"<b>","index":1e300,"key":"<script>alert(1)</script>","reason":5}\n{"index":[1]}\n'
+    (tmp_path / "run" / "bad_samples.jsonl").write_bytes(bad)
+    client = create_app(Site(runs=tmp_path)).test_client()
+    for path in ("/runs", "/run/run", "/run/run/live"):
+        answer = client.get(path)
+        assert answer.status_code == 200 and "<script>alert" not in answer.text
+    assert "Bad samples <small>3</small>" in client.get("/run/run").text
+
+
+@pytest.mark.parametrize("number", ["²", "٣", "-1", "1e3", "9" * 40])
+def test_numbers_that_are_none(client: FlaskClient, number: str) -> None:
+    for path in (f"/samples?page={number}", f"/samples?q={number}", f"/samples?shard={number}", f"/find?shard=1.tar&index={number}"):
+        assert client.get(path).status_code in (200, 302, 404)
+
+
 def test_a_shard_that_is_gone(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "set")
     client = create_app(Site(ShardSet(load_shards(str(folder))))).test_client()
@@ -319,11 +349,15 @@ def test_mistakes_are_one_line(tmp_path: Path, server: int, capsys: pytest.Captu
         ([str(tmp_path / "no")], "no such file; "),
         (["--runs", str(tmp_path / "no")], "no such folder; run.py makes runs/"),
         ([str(folder), "--label", "x"], "label source 'x' is not one of"),
+        ([str(folder), "--task", "no"], "task 'no' is unknown; there are image-classification"),
     ):
         capsys.readouterr()
         assert browse.main([*argv, "--port", "0"]) == 2
         err = capsys.readouterr().err
         assert err.startswith("browse.py: error: ") and err.count("\n") == 1 and message in err
+    with pytest.raises(SystemExit):
+        browse.main([str(folder), "--port", "99999"])
+    assert capsys.readouterr().err == "browse.py: error: argument --port: '99999' is not a whole number from 0 to 65535\n"
     command = [sys.executable, str(ROOT / "scripts/browse.py")]
     done = subprocess.run([*command, str(folder), "--port", str(server)], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(f"browse.py: error: port {server}: ")

@@ -269,7 +269,7 @@ def test_fix_writes_clean_shards(tmp_path: Path, check: Check) -> None:
     whole = load_index(str(folder / "1.tar")).num_samples
     assert 5 <= whole < 10
     assert f"wrote {57 + whole} samples into 2 clean shards in {out_folder}; 3 samples left out" in out
-    assert "1 samples had the key of an earlier one and got another: s003 is s003-again2" in out
+    assert "1 sample had the key of an earlier one and got another: s003 is s003-again2" in out
     code, again = check(out_folder, "--decode")
     assert code == 0 and "2 of the shards have the sha256" in again, again
     content = json.loads((out_folder / "dataset.json").read_text())

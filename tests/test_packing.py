@@ -80,7 +80,7 @@ def test_number_and_size_of_shards(folder: Path, tmp_path: Path, capsys: pytest.
         ("--split train=0.9", "the shares in 'train=0.9' make 0.9, not 1"),
         ("--split train:0.9", "'train:0.9' is not a list of splits and shares, like train=0.9,val=0.1"),
         ("--split all=0.5,val=0.5", "is not a list of splits and shares"),
-        ("--shard-size 0", "'0' is not a positive whole number"),
+        ("--shard-size 0", "'0' is not a whole number of at least 1"),
         ("--max-bytes much", "'much' is not a size in bytes, like 500M"),
         ("--columns file", "'file' does not name two columns, like file,label"),
         ("--what", "unrecognized arguments: --what"),

@@ -44,7 +44,9 @@ def test_two_runs_in_one_picture_and_an_error_is_one_line(tmp_path):
         assert picture.size == (1200, 800)
         assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 50
     begun = write(tmp_path / "begun", events(0))
+    nulls = write(tmp_path / "nulls", [{"event": "start", "num_samples": 10}, {"event": "epoch", "epoch": None, "top1": 0.5}])
     for folder, reason in (
+        (nulls, "metrics.jsonl: a value is not a number (unsupported operand type(s) for +: 'NoneType' and 'int'): not written by run.py?"),
         (begun, f"{begun}: it has told nothing yet; a run does every --log-interval steps"),
         (tmp_path / "no", f"{tmp_path}/no/metrics.jsonl: can't be read (No such file or directory): is {tmp_path}/no a run folder?"),
     ):

@@ -161,3 +161,24 @@ def test_a_sheet_of_what_is_broken(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "task 'none' is unknown" in err or "no picture" in err
     done = subprocess.run([sys.executable, str(ROOT / "scripts/contact_sheet.py"), "--help"], capture_output=True, text=True, cwd=tmp_path)
     assert "examples:\n  python scripts/contact_sheet.py" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--side", "1000000000"), "argument --side: '1000000000' is not a whole number from 32 to 1024"),
+        (("--num", "1000000"), "argument --num: '1000000' is not a whole number from 1 to 10000"),
+        (("--num", "200", "--side", "1024"), "200 tiles of 1024 pixels make over 100,000,000 pixels: give a smaller --num or --side"),
+        (("--label", "json:"), "label source 'json:': say where in the JSON the label is, as in json:annotation.label"),
+        (("--sides", "64"), "unrecognized arguments: --sides 64; the nearest flag is --side"),
+        (("--augmentd",), "unrecognized arguments: --augmentd; the nearest flag is --augmented"),
+    ],
+)
+def test_a_sheet_that_can_not_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], reason: str) -> None:
+    samples = [(f"s{i}", {"txt": b"x"}) for i in range(200)]
+    (tmp_path / "0.tar").write_bytes(tm.join_samples(samples) + tm.END)
+    try:
+        code = contact_sheet.main([str(tmp_path), str(tmp_path / "x.png"), *words])
+    except SystemExit as stopped:
+        code = int(str(stopped.code))
+    assert (code, capsys.readouterr().err) == (2, f"contact_sheet.py: error: {reason}\n")
