@@ -8,6 +8,8 @@ noise, in ImageNet's sizes, which compress to about ImageNet's bytes.
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +23,13 @@ from data.writer import ShardWriter, shard_names  # noqa: E402
 SIZES = ((500, 375), (375, 500), (500, 333), (333, 500), (500, 500), (400, 300), (640, 480), (1024, 768))  # width, height
 
 
+def shards_of(kind: str, work: Path, folder: Path | None) -> list[str]:
+    """The shards that loaders of this kind read; `folder`: of JPEGs, or None."""
+    if kind == "small":
+        return small_shards(work)
+    return token_shards(work) if kind == "tokens" else picture_shards(work, folder)
+
+
 def picture_shards(work: Path, folder: Path | None, num: int = 3000, per_shard: int = 250) -> list[str]:
     """Shards of `num` JPEGs: those of `folder` again and again, or 150 drawn ones."""
     def samples() -> list[tuple[bytes, int]]:
@@ -31,6 +40,26 @@ def picture_shards(work: Path, folder: Path | None, num: int = 3000, per_shard: 
 
     target = work / "pictures"
     return _written(target, num, per_shard) or _write(target, num, per_shard, "jpg", samples())
+
+
+def made_shards(work: Path, shards: list[str], name: str, *options: str) -> list[str]:
+    """Shards that scripts/make_shards.py made with these options of the pictures in `shards`, in `<work>/<name>/`."""
+    from data.tar import walk
+
+    target, source = work / name, work / "source"
+    num = len(shards)
+    if found := _written(target, num, 1):
+        return found
+    if not source.exists():
+        (source / "all").mkdir(parents=True)
+        for shard in shards:
+            content = Path(shard).read_bytes()
+            for member in walk(content):
+                if member.name.endswith(".jpg"):
+                    (source / "all" / member.name).write_bytes(content[member.data_offset : member.data_offset + member.size])
+    command = [sys.executable, str(ROOT / "scripts" / "make_shards.py"), str(source), str(target), "--num-shards", str(num), *options]
+    subprocess.run(command, check=True, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return _written(target, num, 1)
 
 
 def small_shards(work: Path, num: int = 200_000, per_shard: int = 10_000) -> list[str]:

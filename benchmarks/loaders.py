@@ -32,8 +32,7 @@ def main() -> None:
         import inputs
         from measure import LOADERS
 
-        {"pictures": lambda: inputs.picture_shards(args.work, args.pictures), "small": lambda: inputs.small_shards(args.work),
-         "tokens": lambda: inputs.token_shards(args.work)}[args.kind]()  # fmt: skip
+        inputs.shards_of(args.kind, args.work, args.pictures)
         peers = peers_python(args.work, args.install)
         wanted = [name for name, (_, kinds) in LOADERS.items() if args.kind in kinds and name in (args.loaders or LOADERS)]
         pythons = {name: python_for(LOADERS[name][0], peers) for name in wanted}
@@ -112,7 +111,7 @@ def python_for(module: str, peers: str | None) -> str | None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("work", type=Path, help="folder for shards, other loaders' formats, the peers' venv and results")
-    parser.add_argument("--kind", choices=["pictures", "small", "tokens"], default="pictures", help="(default: %(default)s)")
+    parser.add_argument("--kind", choices=["pictures", "evaluation", "small", "tokens"], default="pictures", help="(default: %(default)s)")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="JPEGs to read (default: drawn ones)")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
     parser.add_argument("--rounds", type=int, default=3, help="0: only the table of what was measured before (default: %(default)s)")

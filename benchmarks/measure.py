@@ -20,10 +20,15 @@ import peers_small
 
 # name -> (what must be importable, {kind: builder})
 LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "webdataset": ("webdataset", {"pictures": peers.webdataset, "small": peers_small.webdataset_small}),
-    "shardline": ("torch", {"pictures": peers.shardline, "small": peers_small.shardline_small, "tokens": peers_small.shardline_tokens}),
+    "webdataset": ("webdataset", {"pictures": peers.webdataset, "evaluation": peers.webdataset_evaluation,
+                                  "small": peers_small.webdataset_small}),
+    "shardline": ("torch", {"pictures": peers.shardline, "evaluation": peers.shardline_evaluation,
+                            "small": peers_small.shardline_small, "tokens": peers_small.shardline_tokens}),
+    "shardline-python": ("torch", {"pictures": peers.shardline_python, "evaluation": peers.shardline_python_evaluation}),
+    "shardline-marked": ("torch", {"pictures": peers.shardline_marked}),
+    "shardline-marked-python": ("torch", {"pictures": peers.shardline_marked_python}),
     "memory": ("torch", {"tokens": peers_small.memory_tokens}),
-    "shardline-python": ("torch", {"pictures": peers.shardline_python}),
+    "shardline-raw": ("torch", {"pictures": peers.shardline_raw}),
     "timm": ("timm", {"pictures": peers.timm}),
     "huggingface": ("datasets", {"pictures": peers.huggingface, "small": peers_small.huggingface_small}),
     "mosaic": ("streaming", {"pictures": peers.mosaic, "small": peers_small.mosaic_small}),
@@ -31,17 +36,15 @@ LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "dali": ("nvidia.dali", {"pictures": peers.dali, "small": peers_small.dali_small}),
     "spdl": ("spdl.io", {"pictures": peers.spdl, "small": peers_small.spdl_small}),
 }
-OWN_FORMAT = ("mosaic", "litdata", "dali")  # made before the clock starts
-SIZES = {"pictures": peers.PICTURES, "small": peers.SMALL, "tokens": peers.SMALL}
+OWN_FORMAT = ("mosaic", "litdata", "dali", "shardline-marked", "shardline-marked-python", "shardline-raw")  # made before the clock starts
+SIZES = {"pictures": peers.PICTURES, "evaluation": peers.PICTURES, "small": peers.SMALL, "tokens": peers.SMALL}
 
 
 def measure(name: str, kind: str, work: Path, workers: int, seconds: float) -> dict[str, Any]:
     """Run a loader: warm up for a quarter of the time, then count what comes in `seconds`."""
     import torch  # noqa: F401  (all have it loaded: it is not a loader's cost)
 
-    # made by loaders.py
-    shards = {"pictures": lambda: inputs.picture_shards(work, None), "small": lambda: inputs.small_shards(work),
-              "tokens": lambda: inputs.token_shards(work)}[kind]()  # fmt: skip
+    shards = inputs.shards_of(kind, work, None)  # made by loaders.py
     build = LOADERS[name][1][kind]
     if name in OWN_FORMAT and not (work / f"{name}-{kind}.made").exists():
         next(iter(build(shards, work, 0)))
@@ -69,7 +72,7 @@ def measure(name: str, kind: str, work: Path, workers: int, seconds: float) -> d
 
 def check(batch: Any, kind: str) -> None:
     """What is compared must be the same work."""
-    if kind == "pictures":
+    if kind in ("pictures", "evaluation"):
         image = batch["image"] if isinstance(batch, dict) else batch[0] if isinstance(batch, list | tuple) else batch
         assert tuple(image.shape) == (peers.PICTURES, 3, peers.SIDE, peers.SIDE), image.shape
         assert str(image.dtype).endswith("uint8"), image.dtype

@@ -61,6 +61,51 @@ def shardline_python(shards: list[str], work: Path, workers: int) -> Batches:
     return build_loader(shards, batch_size=PICTURES, img_size=SIDE, num_workers=workers, epochs=1000, num_classes=1000, transform=python)
 
 
+def shardline_marked(shards: list[str], work: Path, workers: int) -> Batches:
+    """The same pictures with restart markers, with the C part."""
+    from inputs import made_shards
+
+    return shardline(made_shards(work, shards, "marked", "--restart-markers"), work, workers)
+
+
+def shardline_marked_python(shards: list[str], work: Path, workers: int) -> Batches:
+    """The same pictures with restart markers, without the C part."""
+    from inputs import made_shards
+
+    return shardline_python(made_shards(work, shards, "marked", "--restart-markers"), work, workers)
+
+
+def shardline_raw(shards: list[str], work: Path, workers: int) -> Batches:
+    """The same pictures uncompressed, brought to a short side of 256."""
+    from inputs import made_shards
+
+    return shardline_python(made_shards(work, shards, "raw", "--encode", "raw", "--resize", "256"), work, workers)
+
+
+# The evaluation's view: short side to 256, the middle 224.
+
+
+def shardline_evaluation(shards: list[str], work: Path, workers: int, decoder: str = "native") -> Batches:
+    from data import build_loader
+
+    return again_and_again(lambda: build_loader(
+        shards, batch_size=PICTURES, img_size=SIDE, num_workers=workers, num_classes=1000, training=False, transform={"decoder": decoder}
+    ))  # fmt: skip
+
+
+def shardline_python_evaluation(shards: list[str], work: Path, workers: int) -> Batches:
+    return shardline_evaluation(shards, work, workers, "python")
+
+
+def webdataset_evaluation(shards: list[str], work: Path, workers: int) -> Batches:
+    import webdataset as wds
+    from torchvision import transforms as T
+
+    transform = T.Compose([T.Resize(256), T.CenterCrop(SIDE), T.PILToTensor()])
+    dataset = wds.WebDataset(shards, shardshuffle=False).decode("pilrgb").to_tuple("jpg", "cls").map_tuple(transform, int)
+    return again_and_again(lambda: torch_loader(dataset.batched(PICTURES, partial=False).repeat(100), None, workers))
+
+
 # webdataset as its documentation shows it.
 
 

@@ -67,7 +67,7 @@ def train_transform(
         return _view(picture, resized, left, top, size, flip, out)
     box = random_box(picture.size, draws[1:], scale or DEFAULT_SCALE)
     out = torch.empty((3, size, size), dtype=torch.uint8) if out is None else out
-    _write(picture, box, (size, size), flip, out.numpy(), whole_pixels=True)
+    write_part(picture, box, (size, size), flip, out.numpy(), whole_pixels=True)
     return out
 
 
@@ -144,11 +144,11 @@ def _view(
     width, height = picture.size
     x, y = width / resized[0], height / resized[1]
     box = (inner_left * x, inner_top * y, right * x, bottom * y)
-    _write(picture, box, (right - inner_left, bottom - inner_top), flip, target)
+    write_part(picture, box, (right - inner_left, bottom - inner_top), flip, target)
     return out
 
 
-def _write(
+def write_part(
     picture: Picture | native.Jpeg, box: Box, size: tuple[int, int], flip: bool, target: np.ndarray, whole_pixels: bool = False
 ) -> None:
     """Decodes, resizes the part `box` to `size` and writes it to `target` (3, height, width)."""
