@@ -32,6 +32,7 @@ def shards_of(kind: str, work: Path, folder: Path | None) -> list[str]:
 
 def picture_shards(work: Path, folder: Path | None, num: int = 3000, per_shard: int = 250) -> list[str]:
     """Shards of `num` JPEGs: those of `folder` again and again, or 150 drawn ones."""
+
     def samples() -> list[tuple[bytes, int]]:
         files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg")) if folder else []
         if folder and not files:
@@ -51,12 +52,13 @@ def made_shards(work: Path, shards: list[str], name: str, *options: str) -> list
     if found := _written(target, num, 1):
         return found
     if not source.exists():
-        (source / "all").mkdir(parents=True)
+        for name in ("even", "odd"):
+            (source / name).mkdir(parents=True)
         for shard in shards:
             content = Path(shard).read_bytes()
-            for member in walk(content):
-                if member.name.endswith(".jpg"):
-                    (source / "all" / member.name).write_bytes(content[member.data_offset : member.data_offset + member.size])
+            for number, member in enumerate(m for m in walk(content) if m.name.endswith(".jpg")):
+                folder = source / ("odd" if number % 2 else "even")
+                (folder / member.name).write_bytes(content[member.data_offset : member.data_offset + member.size])
     command = [sys.executable, str(ROOT / "scripts" / "make_shards.py"), str(source), str(target), "--num-shards", str(num), *options]
     subprocess.run(command, check=True, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return _written(target, num, 1)
