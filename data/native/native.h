@@ -38,6 +38,7 @@ typedef struct {
 /* The weights of one direction of an antialiased resize: output i is the sum of taps[i] inputs from first[i] on. */
 typedef struct {
     int32_t *first, *taps, *weights;
+    int16_t *split; /* the weights for filter_row */
     int32_t length, stride, most, low, high; /* stride: weights per output; most: taps of any, made even; [low, high): inputs with a weight */
 } Filter;
 
@@ -51,6 +52,7 @@ int shardline_view(const uint8_t *data, size_t size, const JpegHeader *header, c
 
 int filter_make(Filter *filter, int in_size, float start, float end, int out_size);
 void filter_free(Filter *filter);
+int filter_for_rows(Filter *filter);
 void filter_row(const Filter *filter, const uint8_t *in, uint8_t *out);
 void filter_column(const Filter *filter, const uint8_t *rows, size_t pitch, size_t bytes, int row, uint8_t *out);
 

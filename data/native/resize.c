@@ -63,6 +63,7 @@ int filter_make(Filter *filter, int in_size, float start, float end, int out_siz
 void filter_free(Filter *filter) {
     free(filter->first);
     free(filter->weights);
+    free(filter->split);
     memset(filter, 0, sizeof *filter);
 }
 
@@ -98,42 +99,60 @@ static void column_plain(const int32_t *weights, int taps, const uint8_t *rows, 
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-/* Two taps a step: eight bytes are two pixels, the weights are spread over their channels. */
-__attribute__((target("avx2"))) static inline __m256i sum_taps(const uint8_t *from, const int32_t *weights, int taps) {
-    const __m256i spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-    __m256i sum = _mm256_setzero_si256();
-    for (int k = 0; k < taps; k += 2) {
-        __m256i pixels = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + 4 * k)));
-        __m256i pair = _mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)(weights + k)));
-        sum = _mm256_add_epi32(sum, _mm256_mullo_epi32(pixels, _mm256_permutevar8x32_epi32(pair, spread)));
-    }
-    return sum;
+/* The weights once more, as row_of reads them: for every four taps of an output, the upper and the lower 11 bits of each, 16 bits wide. A
+   product of 8 and 22 bits is then two of 16, of which one instruction makes 16 and adds them by twos; the sums are the same. */
+static int16_t *split_weights(const Filter *filter) {
+    size_t length = (size_t)filter->length, padded = (length + 1) & ~(size_t)1, groups = ((size_t)filter->most + 3) / 4;
+    int16_t *split = calloc(groups * padded * 8, sizeof *split);
+    for (size_t i = 0; split && i < length; i++)
+        for (int k = 0; k < filter->taps[i]; k++) {
+            int32_t weight = filter->weights[i * (size_t)filter->stride + (size_t)k];
+            int16_t *of_four = split + ((size_t)k / 4 * padded + i) * 8 + k % 4;
+            of_four[0] = (int16_t)(weight >> 11);
+            of_four[4] = (int16_t)(weight & 2047);
+        }
+    return split;
 }
 
-/* Two outputs a step, each of `taps` taps: as many for all, with weights of zero, since a loop of unsteady length is mispredicted. */
-__attribute__((target("avx2"), always_inline)) static inline void row_of(const Filter *filter, const uint8_t *in, uint8_t *out, int taps) {
+/* Two outputs a step, one in each half, four taps at a time: as many for all, with weights of zero, since a loop of unsteady length is
+   mispredicted. `pairs`: of taps. */
+__attribute__((target("avx2"), always_inline)) static inline void row_of(const Filter *filter, const uint8_t *in, uint8_t *out, int pairs) {
     const __m256i half = _mm256_set1_epi32(HALF);
-    size_t stride = (size_t)filter->stride, last = (size_t)filter->length - 1;
-    for (size_t i = 0; i <= last; i += 2) {
-        size_t j = i < last ? i + 1 : i;
-        __m256i a = sum_taps(in + 4 * (size_t)(filter->first[i] - filter->low), filter->weights + i * stride, taps);
-        __m256i b = sum_taps(in + 4 * (size_t)(filter->first[j] - filter->low), filter->weights + j * stride, taps);
-        __m256i both = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-        both = _mm256_srai_epi32(_mm256_add_epi32(both, half), BITS);
-        __m128i pixels = _mm_packs_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-        _mm_storel_epi64((__m128i *)(out + 4 * i), _mm_packus_epi16(pixels, pixels));
+    const __m256i first_two = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1));
+    const __m256i last_two = _mm256_broadcastsi128_si256(_mm_setr_epi8(8, -1, 12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1));
+    size_t length = (size_t)filter->length, padded = (length + 1) & ~(size_t)1;
+    for (size_t i = 0; i < length; i += 2) {
+        const uint8_t *a = in + 4 * (size_t)(filter->first[i] - filter->low);
+        const uint8_t *b = i + 1 < length ? in + 4 * (size_t)(filter->first[i + 1] - filter->low) : a;
+        const int16_t *weights = filter->split + i * 8;
+        __m256i high = _mm256_setzero_si256(), low = high;
+        for (int pair = 0; pair < pairs; pair += 2, a += 16, b += 16, weights += padded * 8) {
+            __m256i four = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)a)), _mm_loadu_si128((const __m128i *)b), 1);
+            __m256i weight = _mm256_loadu_si256((const __m256i *)weights);
+            __m256i two = _mm256_shuffle_epi8(four, first_two);
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(two, _mm256_shuffle_epi32(weight, 0x00)));
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(two, _mm256_shuffle_epi32(weight, 0xAA)));
+            if (pair + 1 == pairs) break;
+            two = _mm256_shuffle_epi8(four, last_two);
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(two, _mm256_shuffle_epi32(weight, 0x55)));
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(two, _mm256_shuffle_epi32(weight, 0xFF)));
+        }
+        __m256i sum = _mm256_srai_epi32(_mm256_add_epi32(_mm256_add_epi32(_mm256_slli_epi32(high, 11), low), half), BITS);
+        sum = _mm256_packs_epi32(sum, sum);
+        sum = _mm256_packus_epi16(sum, sum);
+        _mm_storel_epi64((__m128i *)(out + 4 * i), _mm_unpacklo_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1)));
     }
 }
 
 __attribute__((target("avx2"))) static void row_avx2(const Filter *filter, const uint8_t *in, uint8_t *out) {
-    if (filter->most == 2)
+    if (filter->most <= 2)
+        row_of(filter, in, out, 1);
+    else if (filter->most <= 4)
         row_of(filter, in, out, 2);
-    else if (filter->most == 4)
-        row_of(filter, in, out, 4);
-    else if (filter->most == 6)
-        row_of(filter, in, out, 6);
+    else if (filter->most <= 6)
+        row_of(filter, in, out, 3);
     else
-        row_of(filter, in, out, filter->most);
+        row_of(filter, in, out, filter->most / 2);
 }
 
 __attribute__((target("avx2"))) static void column_avx2(const int32_t *weights, int taps, const uint8_t *rows, size_t pitch, size_t bytes,
@@ -156,11 +175,18 @@ __attribute__((target("avx2"))) static void column_avx2(const int32_t *weights, 
 }
 
 #else
+#define split_weights(filter) NULL
 #define row_avx2 row_plain
 #define column_avx2(weights, taps, rows, pitch, bytes, out) column_plain(weights, taps, rows, pitch, 0, bytes, out)
 #endif
 
-/* One row: `in` starts at input filter->low, and may be read filter->most pixels past its last; `out` may be written one past its last. */
+/* To be called before filter_row. */
+int filter_for_rows(Filter *filter) {
+    if (HAVE_AVX2 && !(filter->split = split_weights(filter))) return NO_MEMORY;
+    return DONE;
+}
+
+/* One row: `in` starts at input filter->low, and may be read filter->most + 3 pixels past its last; `out` may be written one past its last. */
 void filter_row(const Filter *filter, const uint8_t *in, uint8_t *out) {
     if (HAVE_AVX2)
         row_avx2(filter, in, out);

@@ -73,7 +73,7 @@ static void make_filters(Job *job) {
     }
     int width = (int)job->cinfo.output_width, height = (int)job->cinfo.output_height;
     if (filter_make(&job->across, width, left, right, view->width) ||
-        filter_make(&job->down, height, top, bottom, view->height))
+        filter_for_rows(&job->across) || filter_make(&job->down, height, top, bottom, view->height))
         longjmp(job->errors.escape, NO_MEMORY);
 }
 
@@ -86,7 +86,7 @@ static int choose_order(j_decompress_ptr cinfo, const JpegView *view) {
 /* `width`: decoded columns. Rows have room for what filter_row reads and writes past their ends. */
 static void make_buffers(Job *job, size_t width) {
     size_t out_bytes = 4 * ((size_t)job->view->width + 1), num_rows = (size_t)(job->down.high - job->down.low);
-    size_t decoded = 4 * (width + (size_t)job->across.most);
+    size_t decoded = 4 * (width + (size_t)job->across.most + 3);
     job->decoded = decoded;
     job->pitch = job->down_first ? decoded : out_bytes;
     job->strip = job->down_first ? NULL : malloc(STRIP * decoded);
