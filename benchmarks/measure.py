@@ -98,7 +98,7 @@ def cpu_seconds(root: int) -> float:
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        ticks += int(fields[11]) + int(fields[12])
+        ticks += sum(map(int, fields[11:15]))  # its own, and those of the children that have ended
     return max(1, ticks) / os.sysconf("SC_CLK_TCK")
 
 

@@ -182,8 +182,8 @@ def test_the_code_has_no_other_way_to_run_data() -> None:
     assert find_calls("torch.load(x); eval(y); f(shell=True); np.load(z)") == ["torch.load", "eval", "f", "np.load"]
     files = [ROOT / "run.py", *(path for name in ("data", "engine", "models", "scripts") for path in (ROOT / name).rglob("*.py"))]
     calls = {str(path.relative_to(ROOT)): found for path in files if (found := find_calls(path.read_text()))}
-    # of batches that come through the pipe of this process's own workers, which multiprocessing pickles too; of the errors that mp.spawn's own
-    # processes left for it
+    # of batches that come through the pipe of this process's own workers, where multiprocessing pickles too; of the errors that mp.spawn's
+    # own processes left for it
     assert calls == {"data/block.py": ["pickle.loads"], "engine/launcher.py": ["pickle.loads"]}
 
 
