@@ -25,6 +25,7 @@ from . import weights
 from .console import format_rate, format_seconds
 from .forward import Forward
 from .losses import LOSSES, masked_losses
+from .report import count_workers
 from .settings import num_frames
 
 SECONDS = 5.0  # how long the loader is timed, at most
@@ -52,7 +53,7 @@ def dry_run(args: argparse.Namespace, tell: Callable[[str], None] = print) -> No
     )  # fmt: skip
     batch, rate, bad = time_loader(loader)
     tell(
-        f"the loader gives {format_rate(rate)} samples/s to a process that does nothing else, with {args.workers} workers"
+        f"the loader gives {format_rate(rate)} samples/s to a process that does nothing else, with {count_workers(args.workers)}"
         f"{f'; {len(bad)} bad samples among them, the first is {bad[0]}' if bad else ''}"
     )
     seconds, loss = try_batch(args, batch)

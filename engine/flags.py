@@ -172,6 +172,9 @@ def defaults() -> dict[str, Any]:
     return {flag_name(names): default for rows in FLAGS.values() for names, default, _, _ in rows}
 
 
+BARE = frozenset(flag_name(names) for rows in FLAGS.values() for names, _, how, _ in rows if how.get("nargs") == "?")  # with or without a value
+
+
 def nearest(name: str, among: Iterable[str], cutoff: float = 0.0) -> list[str]:
     """The flag among these whose name is most like this one, as it is typed; none if no name is as like as `cutoff`, in 0..1."""
     near = difflib.get_close_matches(name.strip("-").replace("-", "_"), list(among), n=1, cutoff=cutoff)
@@ -240,6 +243,10 @@ def _as_words(path: Path, key: str, value: Any) -> list[str]:
         if not isinstance(value, bool):
             raise ValueError(f"--config {path}: {key}: {value} is neither true nor false")
         return [flag] if value else []
+    if isinstance(value, bool):  # YAML reads off, no, on and yes so
+        if name in BARE:
+            return [flag] if value else []
+        items = ["on" if value else "off"]
     return [f"{flag}={items[0]}"] if len(items) == 1 else [flag, *map(str, items)]
 
 
@@ -257,7 +264,7 @@ def kept(args: argparse.Namespace) -> dict[str, Any]:
 
 
 # A checkpoint decides these: another value would make it another run, or another model.
-DECIDED = ("task", "model", "model_kwargs", "num_classes", "img_size", "num_frames", "sampling_rate", "target_fps", "opt", "freeze", "seed", "no_shuffle", "shuffle_block", "lanes")
+DECIDED = ("task", "model", "model_kwargs", "num_classes", "img_size", "num_frames", "sampling_rate", "target_fps", "opt", "freeze", "layer_decay", "backbone_lr", "seed", "no_shuffle", "shuffle_block", "lanes")
 DECIDED_TO_EVALUATE = ("task", "model", "model_kwargs", "num_classes")
 
 

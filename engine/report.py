@@ -24,6 +24,11 @@ def shares(batch_size: int, world_size: int) -> str:
     return f"{world_size} processes, {low} or {low + 1} each" if rest else f"{world_size} x {low}"
 
 
+def count_workers(num_workers: int) -> str:
+    """ "1 worker", "2 workers"."""
+    return f"{num_workers} worker{'s' if num_workers != 1 else ''}"
+
+
 def opening_lines(facts: dict[str, Any], class_names: Sequence[str] | None) -> list[str]:
     """What was chosen, for people: the first lines of a run. `facts`: those of its start event."""
     some = f" ({', '.join(class_names[:5])}{', ...' if len(class_names) > 5 else ''})" if class_names else ""
@@ -36,7 +41,7 @@ def opening_lines(facts: dict[str, Any], class_names: Sequence[str] | None) -> l
         f"global batch {facts['batch_size']} = {shares(facts['batch_size'], facts['world_size'])}",
         f"{facts['num_samples']:,} samples in {shards}, {classes}, {samples} of {facts['img_size']}x{facts['img_size']}",
         f"model {facts['model']}{cost}, {facts['opt']} lr {facts['lr']:g}, {facts['epochs']} epochs, "
-        f"{facts['device']}, {facts['workers']} workers a process",
+        f"{facts['device']}, {count_workers(facts['workers'])} a process",
     ]
     if facts["batch_size"] > facts["num_samples"] and facts["total_steps"]:
         lines.append(f"warning: the global batch exceeds the {facts['num_samples']} samples of an epoch: a step holds several epochs")

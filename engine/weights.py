@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.torchvision_models import TORCHVISION_MODELS
+from models.torchvision_models import TORCHVISION_MODELS, TORCHVISION_VIDEO_MODELS
 
 from .optim import head_names
 
@@ -23,12 +23,12 @@ def read_pretrained(source: str, model_name: str) -> Weights:
     """The weights in a file, or torchvision's own (downloaded once, kept in torch's cache). Raises ValueError, one line."""
     if source != "torchvision":
         return _read_file(Path(source), "--pretrained")
-    if model_name not in TORCHVISION_MODELS:
+    if model_name not in TORCHVISION_MODELS and model_name not in TORCHVISION_VIDEO_MODELS:
         raise ValueError(f"--pretrained torchvision: {model_name} is no model of torchvision's; give the path of a file of weights")
     import torchvision.models
 
     try:
-        found = torchvision.models.get_model_weights(model_name).DEFAULT
+        found = torchvision.models.get_model_weights(TORCHVISION_VIDEO_MODELS.get(model_name, model_name)).DEFAULT
         return dict(found.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError, AttributeError) as error:  # URLError is an OSError; a wrong hash is a RuntimeError
         reason = " ".join(str(error).split()) or type(error).__name__

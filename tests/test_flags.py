@@ -284,6 +284,20 @@ def test_a_recipe_counts_as_given_and_a_flag_wins_over_it(tmp_path):
     assert args.explicit == {"config", "epochs", "batch_size", "lr", "max_bad"}
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("amp: off", {"amp": "off"}),
+        ("amp: bf16\ncompile: true", {"amp": "bf16", "compile": "inductor"}),
+        ("compile: eager", {"compile": "eager"}),
+        ("compile: off", {"compile": None}),
+    ],
+)
+def test_words_that_yaml_reads_as_booleans_mean_what_they_say(text, values, tmp_path):
+    args = flags.parse_args(["-c", str(recipe(tmp_path, text + "\n"))])
+    assert {name: getattr(args, name) for name in values} == values
+
+
 def test_a_recipe_holds_lists_and_booleans(tmp_path):
     path = recipe(tmp_path, "data: [a b, c]\nval-data: one\nscale: [0.5, 1]\naudit: true\nno-aug: false\n")
     args = flags.parse_args(["-c", str(path)])
@@ -349,6 +363,8 @@ def test_a_checkpoint_wins_over_a_default_and_a_flag_over_it():
         (["--img-size", "64"], "--img-size 64 contradicts the checkpoint's 32: leave it out, or start without --resume"),
         (["--num-classes", "4"], "--num-classes 4 contradicts the checkpoint's 3: leave it out, or start without --resume"),
         (["--opt", "adamw"], "--opt adamw contradicts the checkpoint's sgd: leave it out, or start without --resume"),
+        (["--layer-decay", "0.7"], "--layer-decay 0.7 contradicts the checkpoint's 1.0: leave it out, or start without --resume"),
+        (["--backbone-lr", "0.1"], "--backbone-lr 0.1 contradicts the checkpoint's None: leave it out, or start without --resume"),
         (["--task", "x"], "--task x contradicts the checkpoint's image-classification: leave it out, or start without --resume"),
     ],
 )

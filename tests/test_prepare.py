@@ -17,6 +17,7 @@ from data import native
 from data.native import why_absent
 from engine import distributed, flags, runs
 from engine.prepare import AlreadyFinished, prepare
+from engine.report import count_workers
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +68,11 @@ def test_the_bare_command_has_sensible_values(worked_out):
     assert args.transform == {"scale": None, "hflip": 0.5, "augment": True, "decoder": args.decoder, **more}
     assert (args.nproc_per_node, args.dist_backend, args.num_threads, args.workers) == (1, "gloo", cores(), min(8, cores()))
     assert (args.val_shards, args.val_labels, args.checkpoint, args.folder, args.total) == ([], None, None, None, 140)
+    workers = count_workers(args.workers)
     assert args.messages == [
         "global batch 14 = 1 x 14",
         "14 samples in 2 shards, 3 classes, pictures of 32x32",
-        f"model resnet18 (11,178,051 parameters, 74 MFLOPs a picture), sgd lr 0.00546875, 10 epochs, cpu, {args.workers} workers a process",
+        f"model resnet18 (11,178,051 parameters, 74 MFLOPs a picture), sgd lr 0.00546875, 10 epochs, cpu, {workers} a process",
         decoder_line(),
         "no --val-data: no evaluation, and no best.pt",
     ]

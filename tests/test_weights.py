@@ -76,6 +76,8 @@ def test_torchvision_s_weights_are_its_models_only_and_need_a_network(monkeypatc
         "--pretrained torchvision: the weights of resnet18 can't be downloaded (<urlopen error no network>): "
         "download them where there is a network, and give their path"
     )
+    with pytest.raises(ValueError, match="the weights of r3d_18 can't be downloaded"):  # a model of clips
+        read_pretrained("torchvision", "r3d_18")
 
 
 def test_freezing():
