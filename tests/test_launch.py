@@ -37,7 +37,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def steady(picture_shards, tmp_path):
-    """The words of a training of 60 steps on two processes, slow enough to be stopped on the way; its folder is runs/run."""
+    """The words of a training of 60 steps on two processes; its folder is runs/run. Who stops it on the way gives more epochs."""
     picture_shards([40, 33, 27])
     return ["--data", "train", "--model", "tiny", "--device", "cpu", "--nproc-per-node", 2, "--name", "run", "--img-size", 160,
             "--epochs", 6, "-b", 10, "-j", 1, "--log-interval", 1, "--checkpoint-interval", 3]  # fmt: skip
@@ -161,7 +161,7 @@ def test_a_full_disk_is_one_line(start, steady, tmp_path):
 
 
 def test_ctrl_c_leaves_nobody(start, steady, tmp_path):
-    command = start([*steady, "--name", "run"])
+    command = start([*steady, "--epochs", 600])
     command.wait_for(lambda: last_step(tmp_path / "runs" / "run") >= 2)
     command.send(signal.SIGINT, to_group=True)
     assert command.wait() == 130
@@ -200,7 +200,7 @@ def test_a_run_that_is_still_importing_can_be_stopped(start, steady, number, cod
 
 
 def test_a_killed_launcher_leaves_nobody(start, steady, tmp_path):
-    command = start(steady)
+    command = start([*steady, "--epochs", 600])
     command.wait_for(lambda: last_step(tmp_path / "runs" / "run") >= 2)
     assert any(children(pid) for pid in command.ranks())  # with their loader workers
     command.send(signal.SIGKILL)
@@ -210,7 +210,7 @@ def test_a_killed_launcher_leaves_nobody(start, steady, tmp_path):
 
 
 def test_a_killed_loader_worker_is_one_line(start, steady, tmp_path):
-    command = start(steady)
+    command = start([*steady, "--epochs", 600])
     command.wait_for(lambda: last_step(tmp_path / "runs" / "run") >= 2)
     (worker,) = children(command.ranks()[1])
     os.kill(worker, signal.SIGKILL)
