@@ -45,7 +45,7 @@ def line_chart(title: str, lines: Mapping[str, Points], *, percent: bool = False
         y = at(x_low, tick).partition(",")[2]
         parts.append(Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(LEFT, WIDTH - RIGHT, y, y))
         parts.append(Markup('<text class="tick end" x="{}" y="{}" dy="4">{}</text>').format(LEFT - 6, y, say(tick, percent)))
-    for value, side in (x_low, "start"), (x_high, "end"):
+    for value, side in [(x_low, "start"), (x_high, "end")][: 2 if x_low < x_high else 1]:
         x = at(value, y_low).partition(",")[0]
         text = f"{x_name} {value:,.0f}"
         parts.append(Markup('<text class="tick {}" x="{}" y="{}">{}</text>').format(side, x, HEIGHT - 8, text))

@@ -285,6 +285,8 @@ def test_a_search_finds_each_line_once() -> None:
 
 def test_charts() -> None:
     assert charts.nice_ticks(0, 1) == [0, 0.25, 0.5, 0.75, 1.0]
+    assert charts.line_chart("loss", {"training": [(22, 1.0)]}).count("step 22") == 1
+    assert charts.line_chart("loss", {"training": [(1, 1.0), (22, 1.0)]}).count(">step ") == 2
     assert charts.nice_ticks(3, 3)[0] < 3 < charts.nice_ticks(3, 3)[-1]
     assert charts.nice_ticks(0.02, 97) == [0, 25, 50, 75, 100]
     assert len(charts.thin([(i, i) for i in range(10_000)])) == charts.MAX_POINTS
