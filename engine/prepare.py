@@ -130,6 +130,9 @@ def check_training_flags(args: argparse.Namespace) -> None:
         raise ValueError("--backbone-lr with --lr 0: the head would not train; give --lr too")
     if args.sync_bn and args.device != "cuda":
         raise ValueError("--sync-bn needs GPUs (PyTorch has no synchronised batch norm for the CPU): leave it out")
+    if args.compile and args.compile not in torch.compiler.list_backends(exclude_tags=()):
+        known = ", ".join(torch.compiler.list_backends())
+        raise ValueError(f"--compile {args.compile}: PyTorch has no such backend here; it has {known}")
     if args.min_lr and args.sched not in ("cosine", "linear"):
         raise ValueError(f"--min-lr is where cosine and linear end; --sched {args.sched} does not go there: leave it out")
 

@@ -133,6 +133,11 @@ def test_the_average_is_kept_and_evaluated(train, tmp_path):
     assert [line["loss"] for line in events(evaluated, "eval")] == pytest.approx([events(folder, "eval")[-1]["loss"]])
 
 
+def test_a_backend_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"^--compile nosuch: PyTorch has no such backend here; it has .*inductor"):
+        run.prepare(flags.parse_args(["--data", "x", "--device", "cpu", "--compile", "nosuch"]))
+
+
 def test_synchronised_batch_norm_needs_gpus():
     args = flags.parse_args(["--data", "x", "--device", "cpu", "--sync-bn"])
     with pytest.raises(ValueError) as refused:
