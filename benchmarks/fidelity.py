@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import inputs  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
@@ -80,9 +81,7 @@ def dali() -> Callable[[bytes, Box], np.ndarray]:
 
 
 def main() -> None:
-    files = sorted(path for path in Path(sys.argv[1]).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    if not files:
-        raise SystemExit(f"{sys.argv[1]}: no .jpg or .jpeg in it: name a folder that has some")
+    files = inputs.find_jpegs(Path(sys.argv[1]))
     ways = {"shardline, without the native part": ours("python"), "torchvision (litdata)": torchvision}
     if not native.why_absent():
         ways = {"shardline": ours("native"), "shardline, with restart markers": ours("native"), **ways}

@@ -11,6 +11,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,32 +34,49 @@ def shards_of(kind: str, work: Path, folder: Path | None) -> list[str]:
 def picture_shards(work: Path, folder: Path | None, num: int = 3000, per_shard: int = 250) -> list[str]:
     """Shards of `num` JPEGs: those of `folder` again and again, or 150 drawn ones."""
 
-    def samples() -> list[tuple[bytes, int]]:
-        files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg")) if folder else []
-        if folder and not files:
-            raise SystemExit(f"{folder}: no .jpg or .jpeg in it: name a folder that has some")
-        return [(p.read_bytes(), i) for i, p in enumerate(files)] or [(draw_picture(i), i) for i in range(150)]
-
     target = work / "pictures"
-    return _written(target, num, per_shard) or _write(target, num, per_shard, "jpg", samples())
+    if found := _written(target, num, per_shard):
+        return found
+    return _write(target, num, per_shard, "jpg", [(data, i) for i, data in enumerate(read_pictures(folder))])
+
+
+def find_jpegs(folder: Path) -> list[Path]:
+    """The JPEGs of a folder; ends the program where there is none."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not files:
+        raise SystemExit(f"{folder}: no .jpg or .jpeg in it: name a folder that has some")
+    return files
+
+
+def read_pictures(folder: Path | None) -> list[bytes]:
+    """The JPEGs of a folder, or 150 drawn ones."""
+    return [path.read_bytes() for path in find_jpegs(folder)] if folder else [draw_picture(i) for i in range(150)]
+
+
+def samples(shards: list[str], field: str) -> Iterator[tuple[bytes, int]]:
+    """(data, label) of every sample, for loaders that want a format of their own."""
+    from data.tar import walk
+
+    for shard in shards:
+        content = Path(shard).read_bytes()
+        members = iter(walk(content))
+        for data, label in zip(members, members, strict=True):
+            assert data.name.endswith(field)
+            yield content[data.data_offset : data.data_offset + data.size], int(content[label.data_offset : label.data_offset + label.size])
 
 
 def made_shards(work: Path, shards: list[str], name: str, *options: str) -> list[str]:
     """Shards that scripts/make_shards.py made with these options of the pictures in `shards`, in `<work>/<name>/`."""
-    from data.tar import walk
-
     target, source = work / name, work / "source"
     num = len(shards)
     if found := _written(target, num, 1):
         return found
     if not source.exists():
-        for name in ("even", "odd"):
-            (source / name).mkdir(parents=True)
-        for shard in shards:
-            content = Path(shard).read_bytes()
-            for number, member in enumerate(m for m in walk(content) if m.name.endswith(".jpg")):
-                folder = source / ("odd" if number % 2 else "even")
-                (folder / member.name).write_bytes(content[member.data_offset : member.data_offset + member.size])
+        folders = [source / "even", source / "odd"]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        for number, (data, _) in enumerate(samples(shards, "jpg")):
+            (folders[number % 2] / f"{number:07d}.jpg").write_bytes(data)
     command = [sys.executable, str(ROOT / "scripts" / "make_shards.py"), str(source), str(target), "--num-shards", str(num), *options]
     subprocess.run(command, check=True, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return _written(target, num, 1)

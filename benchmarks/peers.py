@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from inputs import made_shards, samples
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -63,22 +65,16 @@ def shardline_python(shards: list[str], work: Path, workers: int) -> Batches:
 
 def shardline_marked(shards: list[str], work: Path, workers: int) -> Batches:
     """The same pictures with restart markers, with the C part."""
-    from inputs import made_shards
-
     return shardline(made_shards(work, shards, "marked", "--restart-markers"), work, workers)
 
 
 def shardline_marked_python(shards: list[str], work: Path, workers: int) -> Batches:
     """The same pictures with restart markers, without the C part."""
-    from inputs import made_shards
-
     return shardline_python(made_shards(work, shards, "marked", "--restart-markers"), work, workers)
 
 
 def shardline_raw(shards: list[str], work: Path, workers: int) -> Batches:
     """The same pictures uncompressed, brought to a short side of 256."""
-    from inputs import made_shards
-
     return shardline_python(made_shards(work, shards, "raw", "--encode", "raw", "--resize", "256"), work, workers)
 
 
@@ -282,15 +278,3 @@ def spdl(shards: list[str], work: Path, workers: int) -> Batches:
     pipeline = builder.build(num_threads=threads)
     pipeline.start()
     return pipeline.get_iterator()
-
-
-def samples(shards: list[str], field: str) -> Iterator[tuple[bytes, int]]:
-    """(data, label) of every sample, for loaders that want a format of their own."""
-    from data.tar import walk
-
-    for shard in shards:
-        content = Path(shard).read_bytes()
-        members = iter(walk(content))
-        for data, label in zip(members, members, strict=True):
-            assert data.name.endswith(field)
-            yield content[data.data_offset : data.data_offset + data.size], int(content[label.data_offset : label.data_offset + label.size])

@@ -56,8 +56,7 @@ def make_folders(work: Path, pictures: Path | None, copies: int) -> Path:
     """Ten class folders with these pictures."""
     folder = work / f"folders-{copies}"
     if not folder.exists():
-        files = sorted(p for p in pictures.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg")) if pictures else []
-        data = [p.read_bytes() for p in files] or [inputs.draw_picture(i) for i in range(150)]
+        data = inputs.read_pictures(pictures)
         for number in range(copies * len(data)):
             place = folder / f"class{number % 10}" / f"{number:06d}.jpg"
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,6 @@ class MultiLabelClassification(SeveralLabels, ImageClassification):
     __slots__ = ()
 
 
-
 def find_picture(fields: Mapping[str, Any]) -> str:
     """The name of the one picture field. Raises DataError."""
     return find_field(fields, IMAGE_FIELDS, "picture")
